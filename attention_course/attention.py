@@ -7,6 +7,7 @@ __all__ = ['scaled_dot_product_attention', 'attention_entropy']
 
 # %% ../nbs/02_attention.ipynb #e2658b19
 import math
+from numbers import Real
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +41,9 @@ def _check_inputs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: f
         raise ValueError(f"the axes of q before (length, d_head) must be those of k, or have a multiple of k's heads (axis -3 of 4); got {shapes}")
     if mask is not None:
         _check_mask(mask, q, k)
+    for name, number in (("scale", 1 if scale is None else scale), ("dropout_p", dropout_p)):
+        if not isinstance(number, Real):
+            raise TypeError(f"{name} is a {type(number).__name__}; expected a number")
     if scale is not None and not math.isfinite(scale):
         raise ValueError(f"scale={scale} is not a finite number")
     if not 0 <= dropout_p <= 1:

@@ -101,10 +101,10 @@ def heatmap(
     "Scores or weights as a map: one row per query, one column per key."
     from matplotlib.colors import LinearSegmentedColormap
 
-    if values.ndim != 2:
-        raise ValueError(f"values has shape {tuple(values.shape)}; a map needs (n_q, n_k)")
+    if values.ndim != 2 or values.numel() == 0:
+        raise ValueError(f"values has shape {tuple(values.shape)}; a map needs (n_q, n_k), neither of them 0")
     values = values.detach().double().cpu()
-    top = values.abs().max().item() if values.numel() else 1.0
+    top = values.abs().max().item()
     blue, orange = PALETTE["blue"], PALETTE["orange"]
     signed = bool((values < 0).any())
     stops = [orange + "cc", orange + "00", blue + "00", blue + "cc"] if signed else [blue + "00", blue + "cc"]

@@ -75,8 +75,7 @@ def _temperature(attempt):
         slips={
             "it overflows in the cold: subtract the largest score before `exp`": overflow,
             "you multiplied by T; a higher temperature must make the weights more equal": lambda s, T: (s * T).softmax(-1),
-            "T is not used": lambda s, T: s.softmax(-1),
-            "you divided by T after `exp`, where it cancels; divide the scores": lambda s, T: (s - s.max()).exp() / (s - s.max()).exp().sum(),
+            "T has no effect: divide the scores by it, before `exp` (after it, it cancels)": lambda s, T: s.softmax(-1),
             "you subtracted the largest score after dividing by T; subtract it from the scores, or divide it too": lambda s, T: (s / T - s.max()).exp() / (s / T - s.max()).exp().sum(),
         },
         axes=("key",),
@@ -124,7 +123,9 @@ def _aim(attempt):
             if best != i:
                 return f"with {n} keys of width {d}, key {best} gets the most attention, not key {i}"
             if weights[i] < 0.99:
-                return f"with {n} keys of width {d}, key {i} leads with {weights[i]:.1%} of the attention; 99 % was asked for. The direction is right: how long must the query be?"
+                along = torch.cosine_similarity(query, keys[i], dim=0) > 0.999
+                more = ". The direction is right: how long must the query be?" if along else ""
+                return f"with {n} keys of width {d}, key {i} leads with {weights[i]:.1%} of the attention; 99 % was asked for{more}"
     return None
 
 # %% ../../nbs/exercises/attention.ipynb #f84ce9ce

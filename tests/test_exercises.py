@@ -1,0 +1,178 @@
+"""The exercises of all chapters, with stubs and solutions as they stand in the notebooks: right is right, untouched is seen, slips are named."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from attention_course import check, compare, exercise
+from attention_course.toolkit import _EXERCISES
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "nbs").glob("*.ipynb"))
+
+
+def exercises():
+    "Pairs of cells (stub, solution) that check the same exercise, with the chapter's imports."
+    for path in NOTEBOOKS:
+        cells = ["".join(c["source"]) for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
+        found = {}
+        for source in cells:
+            for name in re.findall(r'^(?:assert )?check\("(\w+\.\w+)"', source, flags=re.M):
+                if not name.startswith("toolkit."):  # chapter 00 shows `check` at work on an exercise of its own
+                    found.setdefault(name, []).append(source)
+        for name, sources in found.items():
+            yield pytest.param(name, sources, id=name)
+
+
+ALL = list(exercises())
+
+
+def run(source):
+    exec(compile(source, "<cell>", "exec"), {"math": math, "torch": torch, "check": check})
+
+
+@pytest.mark.parametrize(("name", "cells"), ALL)
+def test_an_untouched_stub_is_recognised_and_the_solution_passes(name, cells, capsys):
+    assert len(cells) == 2, "an exercise has one stub and one solution"
+    stub, solution = cells
+    run(stub)
+    assert capsys.readouterr().out == f"○ {name}: not attempted yet\n"
+    assert "#| code-fold: true" in solution and "# @title Solution" in solution
+    run(solution)
+    assert capsys.readouterr().out == f"✓ {name}: right\n"
+
+
+def test_every_registered_exercise_stands_in_a_chapter():
+    assert len(ALL) >= 4
+    assert {name for name in _EXERCISES if not name.startswith("test.")} == {p.id for p in ALL}
+
+
+def attend(q, k, v, scale=None, dim=-1):
+    return (q @ k.T * (q.shape[-1] ** -0.5 if scale is None else scale)).softmax(dim) @ v
+
+
+def unit(keys, i):
+    return keys[i]
+
+
+def overflow(s, T):
+    e = (s / T).exp()
+    return e / e.sum()
+
+
+def forgot_return(scores, d):
+    (scores / math.sqrt(d)).softmax(-1)
+
+
+SLIPS = [
+    ("attention.weights", lambda s, d: (s / math.sqrt(d)).softmax(0), "the columns sum to 1"),
+    ("attention.weights", lambda s, d: s.softmax(-1), "not scaled"),
+    ("attention.weights", lambda s, d: (s / d).softmax(-1), "you divided by d;"),
+    ("attention.weights", lambda s, d: (s * math.sqrt(d)).softmax(-1), "you multiplied"),
+    ("attention.weights", lambda s, d: (s / math.sqrt(d)).flatten().softmax(0).view_as(s), "all weights together"),
+    ("attention.weights", lambda s, d: s.softmax(-1) / math.sqrt(d), "after the softmax"),
+    ("attention.weights", lambda s, d: s / math.sqrt(d), "softmax is missing"),
+    ("attention.weights", lambda s, d: (s / math.sqrt(d)).softmax(-1).T, r"its shape is \(5, 3\); expected \(3, 5\), the axes being \(query, key\)"),
+    ("attention.weights", lambda s, d: (s / math.sqrt(d) + 1e-3 * torch.arange(s.shape[1])).softmax(-1), r"first difference at \[query 0, key 0\]"),
+    ("attention.weights", lambda s: s, "it raised TypeError"),
+    ("attention.weights", forgot_return, "is a `return` missing"),
+    ("attention.weights", lambda s, d: s.div_(math.sqrt(d)).softmax(-1), "changed its argument number 1"),
+    ("attention.weights", lambda s, d: "weights", "it returned a str"),
+    ("attention.weights", lambda s, d: 1 / 0, "it raised ZeroDivisionError"),
+    ("attention.attend", lambda q, k, v: attend(q, k, v, 1.0), "not scaled"),
+    ("attention.attend", lambda q, k, v: attend(q, k, v, 1 / q.shape[-1]), "you divided by d;"),
+    ("attention.attend", lambda q, k, v: attend(q, k, v, q.shape[-1] ** 0.5), "you multiplied"),
+    ("attention.attend", lambda q, k, v: attend(q, k, v, v.shape[-1] ** -0.5), "d_v"),
+    ("attention.attend", lambda q, k, v: attend(q, k, v, len(k) ** -0.5), "number of keys"),
+    ("attention.attend", lambda q, k, v: attend(q, k, v, dim=0), "softmax runs over the queries"),
+    ("attention.attend", lambda q, k, v: q @ k.T / q.shape[-1] ** 0.5 @ v, "softmax is missing"),
+    ("attention.attend", lambda q, k, v: attend(q, k, k), "you averaged the keys"),
+    ("attention.attend", lambda q, k, v: (q @ k.T / q.shape[-1] ** 0.5).softmax(-1), "these are the weights"),
+    ("attention.attend", lambda q, k, v: (attend(q, k, v), None), "it returned a tuple"),
+    ("attention.attend", lambda q, k, v: q.T @ k @ v, "it raised RuntimeError"),
+    ("attention.temperature", overflow, "overflows"),
+    ("attention.temperature", lambda s, T: (s * T).softmax(-1), "you multiplied by T"),
+    ("attention.temperature", lambda s, T: s.softmax(-1), "T has no effect"),
+    ("attention.temperature", lambda s, T: (s - s.max()).exp() / T / ((s - s.max()).exp() / T).sum(), "after it, it cancels"),
+    ("attention.temperature", lambda s, T: (s / T - s.max()).exp() / (s / T - s.max()).exp().sum(), "after dividing by T"),
+    ("attention.effective_keys", lambda p: (-(p * p.log()).sum(-1)).exp(), "0 times minus infinity"),
+    ("attention.effective_keys", lambda p: -torch.xlogy(p, p).sum(-1), "this is the entropy"),
+    ("attention.effective_keys", lambda p: torch.xlogy(p, p).sum(-1).exp(), "sign of the entropy"),
+    ("attention.effective_keys", lambda p: (-torch.xlogy(p, p) / math.log(2)).sum(-1).exp(), "base 2"),
+    ("attention.effective_keys", lambda p: (p > 0).sum(-1), "you counted"),
+    ("attention.effective_keys", lambda p: (-torch.xlogy(p, p)).mean(-1).exp(), "average over keys"),
+    ("attention.effective_keys", lambda p: (-(p * (p + 1e-3).log()).sum(-1)).exp(), "first difference"),
+    ("attention.aim", unit, "how long must the query be"),
+    ("attention.aim", lambda keys, i: -1e3 * keys[i], "gets the most attention"),
+    ("attention.aim", lambda keys, i: keys[i] - 0.3 * keys.mean(0), "99 % was asked for$"),
+    ("attention.aim", lambda keys, i: keys[i] * math.inf, "not finite"),
+    ("attention.aim", lambda keys, i: keys[i : i + 1] * 1e4, r"its shape is \(1, 8\)"),
+    ("attention.disguise", lambda a, b: (2 * a, 2 * b), "same matrix"),
+    ("attention.disguise", lambda a, b: (a @ M(a), b @ torch.linalg.inv(M(a))), "transposed"),
+    ("attention.disguise", lambda a, b: (a, b), "equal those of w_q"),
+    ("attention.disguise", lambda a, b: (-a, -b), "equal those of w_q"),
+    ("attention.disguise", lambda a, b: 2 * a, "it returned a Tensor"),
+    ("attention.disguise", lambda a, b: (a[:2], b[:2]), "the shapes are"),
+    ("attention.disguise", lambda a, b: (a + 1, b - 1), "the scores differ"),
+]
+
+
+def M(a):
+    n = a.shape[1]
+    return torch.eye(n, dtype=a.dtype) + torch.ones(n, n, dtype=a.dtype).triu(1)
+
+
+@pytest.mark.parametrize(("name", "attempt", "says"), SLIPS, ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(SLIPS)])
+def test_slips_are_caught_and_named(name, attempt, says, capsys):
+    assert check(name, attempt) is False
+    said = capsys.readouterr().out
+    assert said.startswith(f"✗ {name}: ") and re.search(says, said), said
+
+
+@pytest.mark.parametrize(
+    ("name", "attempt"),
+    [
+        ("attention.weights", lambda s, d: torch.softmax(s.float() / d**0.5, 1)),  # float32 is precise enough
+        ("attention.attend", lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None])[0]),
+        ("attention.effective_keys", lambda p: 2 ** -(p * torch.where(p > 0, p, 1.0).log2()).sum(-1)),
+        ("attention.aim", lambda keys, i: 1e6 * keys[i]),
+        ("attention.disguise", lambda a, b: [2 * a, b / 2]),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_other_right_answers_pass(name, attempt):
+    assert check(name, attempt) is True
+
+
+def test_an_unknown_exercise_is_an_error_that_lists_the_known_ones():
+    for name in ("attention.wieghts", "no_such_chapter.weights", "weights", ""):
+        with pytest.raises(ValueError, match=re.escape(f"no exercise is called {name!r}") + ".*attention.weights"):
+            check(name, lambda: None)
+
+
+def test_a_result_in_place_of_a_function_is_pointed_out(capsys):
+    assert check("attention.weights", torch.zeros(2)) is False
+    assert "wants the function itself, not a value of type Tensor" in capsys.readouterr().out
+
+
+def test_a_reader_who_presses_stop_is_obeyed():
+    def endless(scores, d):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check("attention.weights", endless)
+
+
+def test_compare_reports_nan_and_missing_dimensions():
+    @exercise("test.identity")
+    def _identity(attempt):
+        return compare(attempt, lambda x: x, [(torch.ones(2, 2),)], axes=("row", "column"))
+
+    assert _identity(lambda x: x) is None
+    assert _identity(lambda x: x * math.nan) == "4 of its 4 numbers are NaN"
+    assert _identity(lambda x: x.sum()) == "its shape is (); expected (2, 2), the axes being (row, column)"
+    assert _identity(lambda x: x + torch.tensor([[0, 0], [0.5, 0]])) == "first difference at [row 1, column 0]: 1.5, expected 1"
+    assert _identity(lambda x: x + torch.tensor([[0, 0], [math.inf, 0]])) == "first difference at [row 1, column 0]: inf, expected 1"

@@ -1,0 +1,125 @@
+"""Chapter 00: figures, seeds and the training loop. (`check` has tests of its own in test_exercises.py.)"""
+
+import json
+import random
+import re
+
+import pytest
+import torch
+
+from attention_course import PALETTE, heatmap, interactive, setup, show, train
+
+plt = pytest.importorskip("matplotlib.pyplot")
+plt.switch_backend("agg")
+
+MAP = {"labels": ["a", "b"], "scores": [1.0, 2.0], "temperature": 1.0, "min": 0.1, "max": 10.0}
+
+
+def draw():
+    fig, ax = plt.subplots(figsize=(3, 2))
+    ax.plot([0, 1, 4], color=PALETTE["blue"])
+    ax.set(xlabel="x <&> y", ylabel="y")
+    return fig
+
+
+def test_setup_seeds_all_generators_and_says_where_it_runs(capsys):
+    numpy = pytest.importorskip("numpy")
+
+    def numbers(seed):
+        device = setup(seed)
+        return device, random.random(), numpy.random.rand(), torch.rand(()).item()
+
+    assert numbers(3) == numbers(3) != numbers(4)
+    assert numbers(3)[0].type in ("cpu", "cuda")
+    assert re.search(r"^attention_course \S+ · torch \S+ · .+ · seed 3$", capsys.readouterr().out, flags=re.M)
+
+
+def test_a_figure_takes_the_ink_of_the_page_and_keeps_its_words():
+    page = show(draw(), alt='Say "what" is <seen>', caption="Look & see")._repr_html_()
+    assert 'role="img" aria-label="Say &quot;what&quot; is &lt;seen&gt;"' in page
+    assert "<figcaption>Look &amp; see</figcaption>" in page
+    assert "currentColor" in page and "#000000" not in page and "#ffffff" not in page
+    assert "x &lt;&amp;&gt; y</text>" in page  # text, not outlines
+    assert PALETTE["blue"].lower() in page.lower()
+
+
+def test_a_figure_is_closed_and_the_same_figure_gives_the_same_file():
+    before = plt.get_fignums()
+    pages = [show(draw(), alt="A line.")._repr_html_() for _ in range(2)]
+    assert pages[0] == pages[1]
+    assert plt.get_fignums() == before
+
+
+def test_two_figures_on_a_page_do_not_share_ids():
+    one, two = (set(re.findall(r'\bid="([^"]+)"', show(draw(), alt=alt)._repr_html_())) for alt in ("A.", "B."))
+    shared = {i for i in one & two if not re.fullmatch(r"(figure|axes|patch|text|line2d|matplotlib\.axis|xtick|ytick|legend)_\d+", i)}
+    assert not shared
+
+
+@pytest.mark.parametrize("alt", ["", "  "])
+def test_a_figure_without_alt_text_is_refused(alt):
+    with pytest.raises(ValueError, match="alt is empty"):
+        show(plt.figure(), alt=alt)
+    with pytest.raises(ValueError, match="alt is empty"):
+        interactive("temperature", MAP, alt=alt)
+    plt.close("all")
+
+
+def test_an_interactive_figure_is_complete_in_itself():
+    figure = interactive("temperature", MAP, alt="Bars.", caption="Move it.")
+    page = figure._repr_html_()
+    assert 'id="fig-temperature" role="group" aria-label="Bars."' in page
+    assert not re.search(r"""(src|href)\s*=|https?://(?!www\.w3\.org)|\bimport\s*\(|fetch\(""", page)
+    assert page.count("</script>") == 1 and page.endswith("</script>")
+    assert repr(figure) == "[figure: Bars.]"
+
+
+def test_data_cannot_end_the_script():
+    page = interactive("temperature", {**MAP, "labels": ["</script><b>", "b"]}, alt="Bars.")._repr_html_()
+    assert page.count("</script>") == 1
+    data = re.search(r"FIGURE, (\{.*\})\);", page)[1]
+    assert json.loads(data.replace("<\\/", "</"))["labels"][0] == "</script><b>"
+
+
+def test_interactive_refuses_unknown_figures_and_numbers_that_are_none():
+    with pytest.raises(ValueError, match="name='bars' is not a figure; there are attention-map"):
+        interactive("bars", {}, alt="Bars.")
+    with pytest.raises(ValueError, match="kit"):
+        interactive("kit", {}, alt="Bars.")
+    with pytest.raises(ValueError):
+        interactive("temperature", {"scores": [float("nan")]}, alt="Bars.")
+
+
+@pytest.mark.parametrize("values", [torch.rand(3, 4), torch.randn(12, 9), torch.zeros(2, 2), torch.rand(3, 3, requires_grad=True), torch.rand(2, 2).half()], ids=lambda v: f"{tuple(v.shape)}-{v.dtype}")
+def test_heatmaps_name_their_axes(values):
+    fig, ax = plt.subplots()
+    heatmap(ax, values)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("key", "query")
+    assert ax.yaxis_inverted()  # the first query on top
+    assert bool(ax.texts) == (max(values.shape) <= 8)
+    plt.close(fig)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (3,), (0, 3)], ids=str)
+def test_a_heatmap_needs_two_axes(shape):
+    with pytest.raises(ValueError, match=re.escape(f"values has shape {shape}")):
+        heatmap(plt.figure().gca(), torch.zeros(shape))
+    plt.close("all")
+
+
+def test_train_minimises_and_reports_the_loss_before_each_step():
+    torch.manual_seed(0)
+    weight = torch.randn(3, requires_grad=True)
+    start = weight.detach().clone()
+    x, y = torch.randn(64, 3), torch.randn(64)
+    best = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
+    history = train([weight], lambda: (x @ weight - y).square().mean(), steps=800)
+    assert len(history) == 800
+    assert history[0] == pytest.approx((x @ start - y).square().mean().item())
+    torch.testing.assert_close(weight.detach(), best, atol=1e-2, rtol=0)
+
+
+def test_train_stops_at_a_loss_that_is_not_finite():
+    weight = torch.ones((), requires_grad=True)
+    with pytest.raises(FloatingPointError, match="nan at step 0"):
+        train([weight], lambda: weight * float("nan"), steps=3)
