@@ -1,0 +1,79 @@
+# `make help` lists the targets. Each does its own set-up (tools/env.py): in .venv, or in the active environment if
+# that one has torch. A second run of anything is quick.
+
+PYTHON ?= python3
+PORT   ?= 8000
+PY      = $(shell $(PYTHON) tools/env.py which)
+PYTEST  = $(PY) -m pytest -q
+HTML    = book/_build/html
+
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+# Notebook tools would otherwise pick up a reader's own settings or packages.
+export PYTHONNOUSERSITE := 1
+export IPYTHONDIR := $(CURDIR)/book/_build/ipython
+export PYDEVD_DISABLE_FILE_VALIDATION := 1
+export JUPYTER_PLATFORM_DIRS := 1
+
+.PHONY: help env lib test test-checkout test-wheel book serve browser claims bench quarto wheel publish-check new hooks clean
+
+help: ## this list
+	@echo "attention_course: one set of notebooks, from which come a book, a library and Colab notebooks."
+	@echo
+	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-20s %s\n", $$1, $$2}'
+	@echo
+	@echo "Variables: PYTHON=python3.12 (3.11 or newer), PORT=8000 (serve), CHAPTER=05_positions (new), CHROMIUM=/path (browser)"
+
+env:
+	@$(PYTHON) tools/env.py dev
+
+lib: env ## notebooks -> library, README and links; cleans the notebooks
+	@$(PY) tools/lib.py
+
+test: test-checkout test-wheel ## unit tests, on the checkout and on the installed wheel
+
+test-checkout: env
+	@$(PYTEST) tests --ignore=tests/browser --ignore=tests/test_book.py
+
+test-wheel: env
+	@$(PY) tools/test_wheel.py
+
+book: lib ## builds the book, runs changed chapters as Colab would, says where to open it
+	@$(PY) tools/book.py
+
+serve: ## shows the built book at http://localhost:PORT
+	@test -f $(HTML)/index.html || { echo "There is no book yet: run 'make book' first."; exit 1; }
+	@echo "http://localhost:$(PORT)/   (Ctrl-C stops it)"
+	@$(PYTHON) -m http.server --bind 127.0.0.1 --directory $(HTML) $(PORT) 2>/dev/null || \
+	  { code=$$?; test $$code -ge 128 || echo "Port $(PORT) is taken? Try: make serve PORT=8001"; exit $$code; }
+
+browser: env ## tests the built book in Chromium
+	@test -f $(HTML)/index.html || { echo "There is no book yet: run 'make book' first."; exit 1; }
+	@$(PYTEST) tests/test_book.py tests/browser
+
+claims: env ## breaks each claimed idea in the library and sees its check fail
+	@$(PY) tools/claims.py $(CLAIMS)
+
+bench: env ## measures against peers; results go to benchmarks/results
+	@if test -f benchmarks/run.py; then $(PY) benchmarks/run.py; \
+	  else echo "No benchmarks yet: the chapters that measure speed bring benchmarks/run.py."; fi
+
+quarto: lib ## nbdev's own documentation, through Quarto where it is installed
+	@$(PY) tools/quarto.py
+
+wheel: lib ## builds wheel and sdist into dist/ and checks them
+	@$(PY) tools/package.py
+
+publish-check: lib ## what must hold before a release: owner, version, tag, changelog, wheel
+	@$(PY) tools/publish_check.py
+
+new: env ## a new chapter from the pattern: make new CHAPTER=05_positions
+	@$(PY) tools/new_chapter.py "$(CHAPTER)"
+
+hooks: env ## git hooks that keep notebooks clean
+	@$(PY) -c "from nbdev.clean import nbdev_install_hooks; nbdev_install_hooks()"
+	@echo "Git now cleans notebooks as you commit them, and merges them cell by cell."
+
+clean: ## removes what was built; environments stay (delete .venv and .venv-colab by hand)
+	@rm -rf build dist book/_build book/_static/mathjax _docs _proc .pytest_cache *.egg-info
+	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +

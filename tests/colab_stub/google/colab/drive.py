@@ -1,0 +1,2 @@
+def mount(*args, **kwargs):
+    return None

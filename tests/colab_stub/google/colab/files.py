@@ -1,0 +1,2 @@
+def upload(*args, **kwargs):
+    return None

@@ -1,0 +1,2 @@
+def enable_custom_widget_manager(*args, **kwargs):
+    return None

@@ -1,0 +1,167 @@
+"""Builds the book: `make book`.
+
+Chapters run as they would in a fresh Colab: in a clean environment (.venv-colab) that holds the wheel, its extras for plots and
+Jupyter, in an empty folder, with a stub for `google.colab` and no checkout in reach. torch is the one of the development
+environment, linked, as Colab's torch is there before the book comes.
+"""
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from hashlib import sha256
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+import package
+
+ROOT = Path(__file__).resolve().parent.parent
+CLEAN = ROOT / ".venv-colab"
+BUILD = ROOT / "book" / "_build"
+PYTHON = CLEAN / "bin" / "python"
+
+
+def run(*command, **options):
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    if done.returncode:
+        sys.exit(f"{done.stdout}\nThis failed, with its reasons above:\n  {' '.join(map(str, command))}")
+    return done.stdout
+
+
+def torch_parts():
+    "The folders that torch and what it depends on have in this environment's site-packages."
+    seen, todo, parts = set(), ["torch"], {}
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        found = importlib.metadata.distribution(name)
+        for file in found.files or []:
+            if file.parts[0] not in ("..", "__pycache__") and not file.name.endswith(".pth"):
+                parts[file.parts[0]] = Path(found.locate_file(file.parts[0]))
+        for requirement in map(Requirement, found.requires or []):
+            if not requirement.marker or requirement.marker.evaluate({"extra": ""}):
+                todo.append(requirement.name)
+    return parts
+
+
+def pip(*arguments):
+    run(sys.executable, "-m", "pip", "--python", PYTHON, "install", "-qq", "--disable-pip-version-check", "--no-input", *arguments)
+
+
+def clean_environment():
+    "Make or update .venv-colab; quick when nothing has changed."
+    torch = importlib.metadata.version("torch")
+    base = sha256((sys.version + torch + (ROOT / "constraints.txt").read_text() + (ROOT / "pyproject.toml").read_text()
+                   + Path(__file__).read_text()).encode()).hexdigest()
+    wheel, stamp = package.wheel(), CLEAN / ".holds"
+    wanted = f"{base} {package.package_hash()}"
+    holds = stamp.read_text() if stamp.exists() else ""
+    if holds == wanted:
+        return
+    if not holds.startswith(base):
+        print("Making the clean environment in which chapters run (.venv-colab) ...", flush=True)
+        run(sys.executable, "-m", "venv", "--clear", "--without-pip", CLEAN)
+        site = Path(run(PYTHON, "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+        for name, place in torch_parts().items():
+            (site / name).symlink_to(place)
+        shutil.copytree(ROOT / "tests" / "colab_stub", site, dirs_exist_ok=True)
+        lines = [l for l in (ROOT / "constraints.txt").read_text().splitlines() if not re.match(r"(?i)torch==", l)]
+        with tempfile.TemporaryDirectory() as folder:
+            limits = Path(folder) / "constraints.txt"
+            limits.write_text("\n".join([*lines, f"torch=={torch}"]))
+            pip("-c", limits, f"{wheel}[plots]", "ipykernel")
+    else:
+        pip("--no-deps", "--force-reinstall", wheel)
+    stamp.write_text(wanted)
+
+
+CHECK = """
+import importlib.util as u, os, sys
+root = sys.argv[1]
+origin = u.find_spec("attention_course").origin
+assert origin.startswith(sys.prefix) and "site-packages" in origin, f"attention_course would come from {origin}"
+reach = [p for p in sys.path if p and os.path.realpath(p).startswith(root + os.sep) and not p.startswith(sys.prefix)]
+assert not reach, f"the checkout is in reach: {reach}"
+extra = [name for name in ("nbdev", "sphinx", "pytest", "jupyter_book") if u.find_spec(name)]
+assert not extra, f"a fresh Colab would not have {extra}"
+assert u.find_spec("google.colab"), "the stub for google.colab is missing"
+"""
+
+
+def check_clean():
+    "From an empty folder, as the kernel will be started: is it the installed package, and only that?"
+    with tempfile.TemporaryDirectory() as folder:
+        run(PYTHON, "-I", "-c", CHECK, ROOT, cwd=folder)
+
+
+def kernelspec():
+    "Where Jupyter finds the clean environment; `-I` keeps a reader's own settings and packages out."
+    spec = BUILD / "jupyter" / "kernels" / "course"
+    spec.mkdir(parents=True, exist_ok=True)
+    start = [str(PYTHON), "-I", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (spec / "kernel.json").write_text(json.dumps({"argv": start, "display_name": "course", "language": "python"}))
+    return spec.parents[1]
+
+
+def mathjax():
+    "MathJax from its wheel into _static: one script and its fonts, so that no page asks another host."
+    target = ROOT / "book" / "_static" / "mathjax"
+    version = importlib.metadata.version("django-static-mathjax")
+    if (target / ".version").exists() and (target / ".version").read_text() == version:
+        return
+    found = importlib.metadata.distribution("django-static-mathjax")
+    source = Path(found.locate_file("mathjax/static/mathjax/es5"))
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source / "output" / "chtml" / "fonts" / "woff-v2", target / "output" / "chtml" / "fonts" / "woff-v2")
+    shutil.copy(source / "tex-mml-chtml.js", target)
+    (target / ".version").write_text(version)
+
+
+def state(*paths):
+    digest = sha256()
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def sphinx():
+    extensions = sorted((ROOT / "book" / "_ext").glob("*.py"))
+    pages = package.package_hash() + state(*extensions, ROOT / "book" / "_config.yml", ROOT / "book" / "_toc.yml")
+    caches = BUILD / "executed"
+    cache = caches / package.package_hash()
+    for old in caches.glob("*"):
+        if old != cache:
+            shutil.rmtree(old)
+    environment = dict(os.environ, BOOK_CACHE=str(cache), BOOK_STATE=pages, JUPYTER_PATH=str(kernelspec()))
+    command = [Path(sys.executable).parent / "jupyter-book", "build", "nbs", "--config", "book/_config.yml", "--toc",
+               str(ROOT / "book" / "_toc.yml"), "--path-output", "book", "-W", "--keep-going", "-n", "-q"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    (BUILD / "log.txt").write_text(done.stdout)
+    if done.returncode:
+        # Sphinx remembers pages that it warned about and would be silent about them the next time.
+        shutil.rmtree(BUILD / ".doctrees", ignore_errors=True)
+        told = [l for l in done.stdout.splitlines() if l.strip() and "Running Jupyter-Book" not in l]
+        sys.exit("\n".join(told[-120:]) + "\n\nThe book was not built: warnings count as errors, the first one above is the one to "
+                 "mend.\n(All that was said: book/_build/log.txt)")
+
+
+def main():
+    start = time.time()
+    BUILD.mkdir(parents=True, exist_ok=True)
+    clean_environment()
+    check_clean()
+    mathjax()
+    sphinx()
+    page = BUILD / "html" / "index.html"
+    print(f"\nThe book is built ({time.time() - start:.0f} s). Open it:\n\n    file://{page}\n\nor, with search, run: make serve\n")
+
+
+if __name__ == "__main__":
+    main()
