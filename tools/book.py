@@ -5,6 +5,7 @@ Jupyter, in an empty folder, with a stub for `google.colab` and no checkout in r
 environment, linked, as Colab's torch is there before the book comes.
 """
 import importlib.metadata
+import inspect
 import json
 import os
 import re
@@ -59,7 +60,7 @@ def clean_environment():
     "Make or update .venv-colab; quick when nothing has changed."
     torch = importlib.metadata.version("torch")
     base = sha256((sys.version + torch + (ROOT / "constraints.txt").read_text() + (ROOT / "pyproject.toml").read_text()
-                   + Path(__file__).read_text()).encode()).hexdigest()
+                   + inspect.getsource(clean_environment)).encode()).hexdigest()
     wheel, stamp = package.wheel(), CLEAN / ".holds"
     wanted = f"{base} {package.package_hash()}"
     holds = stamp.read_text() if stamp.exists() else ""
@@ -139,7 +140,7 @@ def sphinx():
     for old in caches.glob("*"):
         if old != cache:
             shutil.rmtree(old)
-    environment = dict(os.environ, BOOK_CACHE=str(cache), BOOK_STATE=pages, JUPYTER_PATH=str(kernelspec()))
+    environment = dict(os.environ, BOOK_CACHE=str(cache), BOOK_STATE=pages, JUPYTER_PATH=str(kernelspec()), NO_COLOR="1")
     command = [Path(sys.executable).parent / "jupyter-book", "build", "nbs", "--config", "book/_config.yml", "--toc",
                str(ROOT / "book" / "_toc.yml"), "--path-output", "book", "-W", "--keep-going", "-n", "-q"]
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -147,7 +148,8 @@ def sphinx():
     if done.returncode:
         # Sphinx remembers pages that it warned about and would be silent about them the next time.
         shutil.rmtree(BUILD / ".doctrees", ignore_errors=True)
-        told = [l for l in done.stdout.splitlines() if l.strip() and "Running Jupyter-Book" not in l]
+        noise = ("Running Jupyter-Book", "Source Folder", "Config Path", "Output Path", "[IPKernelApp]")
+        told = [line for line in done.stdout.splitlines() if line.strip() and not line.startswith(noise)]
         sys.exit("\n".join(told[-120:]) + "\n\nThe book was not built: warnings count as errors, the first one above is the one to "
                  "mend.\n(All that was said: book/_build/log.txt)")
 

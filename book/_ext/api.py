@@ -112,7 +112,7 @@ def rendered(head, rows):
 
 
 def directive(kind, name, call, body, index, depth):
-    option = "" if index else ":no-index:\n"
+    option = (":module: attention_course\n" if kind != "method" else "") + ("" if index else ":no-index:\n")
     fence = "`" * depth
     return f"{fence}{{py:{kind}}} {name}{call}\n{option}\n{body}\n{fence}\n"
 
@@ -124,7 +124,7 @@ def entry(name, index=True):
     if (PACKAGE.parent / "nbs" / f"{chapter(path)}.ipynb").exists():
         where = f"*Explained in* [{chapter(path)[:2]} {path.stem}]({chapter(path)}.ipynb)"
     text = cleandoc(ast.get_docstring(node) or "") if not isinstance(node, (ast.Assign, ast.AnnAssign)) else ""
-    full = f"attention_course.{name}"
+    full = name
     if isinstance(node, ast.ClassDef):
         methods = {n.name: n for n in node.body if isinstance(n, ast.FunctionDef)}
         start = methods.get("__init__")

@@ -23,6 +23,8 @@ def make_cards(app, doctree):
     for cell in doctree.findall(nodes.container):
         for name in [c for c in cell["classes"] if c.startswith("tag_label-")]:
             cell["ids"].append(name.removeprefix("tag_label-"))
+        if "tag_hide-input" in cell["classes"] and len(cell) == 2:
+            cell.children.reverse()     # a figure first, its folded code below
     for parent in {id(c.parent): c.parent for c in doctree.findall(is_exercise)}.values():
         gather(parent)
     subtitle(doctree)

@@ -9,6 +9,7 @@ def take_state(app, config):
     config.nb_execution_cache_path = os.environ.get("BOOK_CACHE", "")
     config.course_state = os.environ.get("BOOK_STATE", "")
     # Jupyter Book always loads sphinx-thebe, whose script would be in each page twice. There is no live kernel here.
+    app.registry.css_files = [css for css in app.registry.css_files if "thebe" not in css[0]]
     for event in ("env-before-read-docs", "doctree-resolved", "builder-inited", "html-page-context"):
         for listener in list(app.events.listeners.get(event, [])):
             if listener.handler.__module__.startswith("sphinx_thebe"):
@@ -16,12 +17,12 @@ def take_state(app, config):
 
 
 def note_code(app, doctree):
-    runs = any("cell" in c["classes"] for c in doctree.findall(nodes.container))
+    runs = any("import setup" in c.astext() for c in doctree.findall(nodes.container) if "cell" in c["classes"])
     app.env.metadata[app.env.docname]["course_runs"] = runs
 
 
 def buttons(app, pagename, templatename, context, doctree):
-    "Pages without code have nothing to run in Colab."
+    "Only pages with a setup cell can run in Colab."
     if not app.env.metadata.get(pagename, {}).get("course_runs"):
         context["header_buttons"] = [b for b in context.get("header_buttons", []) if b.get("label") != "launch-buttons"]
 

@@ -1,0 +1,29 @@
+"""Shapes are checked at run time in all tests: what a signature says (`Float[Tensor, "*b n_q d"]`) is what must go in and come out.
+
+A test of the library's own errors switches that off, for otherwise the shape check would speak first:
+
+    @pytest.mark.usefixtures("no_shape_check")      # on a test, a class, or as `pytestmark` on a file
+"""
+import os
+from pathlib import Path
+
+import jaxtyping
+import pytest
+
+# Before anything imports the package: its modules are wrapped as they are loaded, also those loaded lazily.
+jaxtyping.install_import_hook("attention_course", "beartype.beartype")
+
+import attention_course
+
+# tools/test_wheel.py says where the installed wheel lies; a checkout that gets in front of it would make its run worthless.
+if installed := os.environ.get("TEST_INSTALLED"):
+    assert Path(attention_course.__file__).is_relative_to(installed), (
+        f"the tests would see {attention_course.__file__}, not the wheel in {installed}")
+
+
+@pytest.fixture
+def no_shape_check():
+    "The package as its users have it: no run-time shape checks, only its own."
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
