@@ -6,6 +6,8 @@
 __all__ = ['scaled_dot_product_attention', 'attention_entropy']
 
 # %% ../nbs/02_attention.ipynb #e2658b19
+#| code-fold: true
+#| code-summary: What the library's file imports
 import math
 from numbers import Real
 
@@ -14,31 +16,32 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-# %% ../nbs/02_attention.ipynb #55dee093
+# %% ../nbs/02_attention.ipynb #3d078ab8
 #| code-fold: true
 #| code-summary: What the function refuses
-def _check_inputs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, dropout_p: float) -> None:
-    "Raise `TypeError` or `ValueError` for inputs that no attention in this library can work with."
+def _check_inputs(q, k, v, mask, scale, dropout_p) -> None:
+    "Raise `TypeError` or `ValueError` for what no attention of this library can take."
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; expected a tensor")
         if not x.is_floating_point():
-            raise TypeError(f"{name} is {x.dtype}; expected a floating-point tensor")
+            raise TypeError(f"{name} is {x.dtype}; expected floating point")
         if x.ndim < 2:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}; expected (..., length, width)")
+            raise ValueError(f"{name} has shape {_shape(x)}; expected (..., length, width)")
         if x.dtype != q.dtype:
             raise TypeError(f"{name} is {x.dtype} but q is {q.dtype}; they must agree")
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device} but q is on {q.device}")
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    got = f"got q {_shape(q)}, k {_shape(k)}, v {_shape(v)}"
     if q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:
-        raise ValueError(f"q and k need the same width d_head >= 1 on their last axis; got {shapes}")
+        raise ValueError(f"q and k need the same width, their last axis, of at least 1; {got}")
     if k.shape[:-1] != v.shape[:-1]:
-        raise ValueError(f"k and v must agree on all axes but the last; got {shapes}")
-    heads, kv_heads = (q.shape[-3], k.shape[-3]) if q.ndim == k.ndim >= 4 else (1, 1)
-    grouped = kv_heads and heads % kv_heads == 0 and q.shape[:-3] == k.shape[:-3]
-    if q.shape[:-2] != k.shape[:-2] and not (q.ndim == k.ndim >= 4 and grouped):
-        raise ValueError(f"the axes of q before (length, d_head) must be those of k, or have a multiple of k's heads (axis -3 of 4); got {shapes}")
+        raise ValueError(f"k and v must agree on all axes but the last; {got}")
+    if q.shape[:-2] != k.shape[:-2] and not _grouped(q, k):
+        raise ValueError(
+            "the axes of q before (length, width) must be those of k; from four axes "
+            f"on, q may have a multiple of k's heads (axis -3); {got}"
+        )
     if mask is not None:
         _check_mask(mask, q, k)
     for name, number in (("scale", 1 if scale is None else scale), ("dropout_p", dropout_p)):
@@ -50,22 +53,36 @@ def _check_inputs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: f
         raise ValueError(f"dropout_p={dropout_p} is not between 0 and 1")
 
 
-def _check_mask(mask: Tensor, q: Tensor, k: Tensor) -> None:
-    "Raise for a mask that is neither boolean nor floating point, or that does not broadcast to the scores."
+def _check_mask(mask, q: Tensor, k: Tensor) -> None:
+    "Raise for a mask of another kind, or one that does not broadcast to the scores."
     if not isinstance(mask, Tensor):
         raise TypeError(f"mask is a {type(mask).__name__}; expected a tensor")
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise TypeError(f"mask is {mask.dtype}; expected bool (True = may attend) or floating point (added to the scores)")
+        raise TypeError(
+            f"mask is {mask.dtype}; expected bool (True = may attend) "
+            "or floating point (added to the scores)"
+        )
     if mask.device != q.device:
         raise ValueError(f"mask is on {mask.device} but q is on {q.device}")
     scores = (*q.shape[:-1], k.shape[-2])
-    fits = mask.ndim <= len(scores) and all(m in (1, s) for m, s in zip(reversed(mask.shape), reversed(scores)))
-    if not fits:
-        raise ValueError(f"mask has shape {tuple(mask.shape)}; it must broadcast to the scores' shape {scores}")
+    pairs = zip(reversed(mask.shape), reversed(scores))
+    if mask.ndim > len(scores) or any(m not in (1, s) for m, s in pairs):
+        raise ValueError(f"mask has shape {_shape(mask)}; it must broadcast to the scores' shape {scores}")
+
+
+def _shape(x: Tensor) -> tuple[int, ...]:
+    return tuple(x.shape)
+
+
+def _grouped(q: Tensor, k: Tensor) -> bool:
+    "Whether the heads of q are a multiple of those of k, all axes before them alike."
+    if not q.ndim == k.ndim >= 4 or q.shape[:-3] != k.shape[:-3] or k.shape[-3] == 0:
+        return False
+    return q.shape[-3] % k.shape[-3] == 0
 
 # %% ../nbs/02_attention.ipynb #2201f38c
 def _match_heads(x: Float[Tensor, "*kv n d"], q: Tensor) -> Float[Tensor, "*b n d"]:
-    "Repeat key or value heads in groups: query head h reads head h * n_kv_heads // n_heads."
+    "Repeat heads in groups: query head h reads head h * n_kv_heads // n_heads."
     if x.ndim < 4 or x.shape[-3] == q.shape[-3]:
         return x
     return x.repeat_interleave(q.shape[-3] // x.shape[-3], dim=-3)
@@ -73,30 +90,38 @@ def _match_heads(x: Float[Tensor, "*kv n d"], q: Tensor) -> Float[Tensor, "*b n 
 
 def scaled_dot_product_attention(
     q: Float[Tensor, "*b n_q d_head"],  # what each position looks for
-    k: Float[Tensor, "*kv n_k d_head"],  # what each position is found by; `*kv` is `*b`, or has fewer heads that divide q's
-    v: Float[Tensor, "*kv n_k d_v"],  # what each position hands over
-    mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,  # True = may attend; floating point = added to the scores; broadcasts to (*b, n_q, n_k)
+    k: Float[Tensor, "*kv n_k d_head"],  # what each is found by; `*kv` is `*b`, or has fewer heads
+    v: Float[Tensor, "*kv n_k d_v"],  # what each hands over
+    mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+    # True = may attend; floating point = added to the scores; broadcasts to (*b, n_q, n_k)
     *,
-    scale: float | None = None,  # multiplies q·k; `None` means 1/sqrt(d_head)
-    dropout_p: float = 0.0,  # share of weights dropped before averaging
-) -> tuple[Float[Tensor, "*b n_q d_v"], Float[Tensor, "*b n_q n_k"]]:  # output, and the weights before dropout
-    """Score, normalise, average: every query gets the average of the values, weighted by how well the keys fit.
+    scale: float | None = None,  # multiplies q·k; `None` means 1 / sqrt(d_head)
+    dropout_p: float = 0.0,  # share of the weights dropped before averaging
+) -> tuple[Float[Tensor, "*b n_q d_v"], Float[Tensor, "*b n_q n_k"]]:  # output, weights before dropout
+    """The average of the values, for each query, weighted by how well the keys fit.
 
-    A query that may attend to nothing gets zeros. Computed in float32 at least, returned in the inputs' dtype.
-    Source: Vaswani et al. 2017, §3.2.1. Raises `TypeError` and `ValueError` for dtypes, devices and shapes that do not fit.
+    Computed in float32 at least, returned in the inputs' dtype. A query that may
+    attend to nothing gets zeros. From four axes on, (batch, heads, length, width),
+    k and v may have fewer heads: each then serves a group of query heads.
+
+    Source: Vaswani et al. 2017, §3.2.1. Raises `TypeError` and `ValueError` for
+    dtypes, devices, shapes and numbers that do not fit.
     """
     _check_inputs(q, k, v, mask, scale, dropout_p)
     dtype = torch.promote_types(q.dtype, torch.float32)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     keys, values = (_match_heads(x, q).to(dtype) for x in (k, v))
+
     scores = torch.einsum("...id,...jd->...ij", q.to(dtype), keys) * scale
     if mask is None:
         weights = scores.softmax(dim=-1)
     else:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask.to(dtype)
-        blind = (scores == -math.inf).all(dim=-1, keepdim=True)  # softmax over nothing is 0/0
+        hide = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -math.inf) if hide else scores + mask.to(dtype)
+        blind = (scores == -math.inf).all(dim=-1, keepdim=True)  # would be 0/0
         weights = scores.masked_fill(blind, 0).softmax(dim=-1).masked_fill(blind, 0)
-    output = torch.einsum("...ij,...jd->...id", F.dropout(weights, dropout_p), values)
+    kept = F.dropout(weights, dropout_p)
+    output = torch.einsum("...ij,...jd->...id", kept, values)
     return output.to(q.dtype), weights.to(q.dtype)
 
 # %% ../nbs/02_attention.ipynb #78e6abe4
@@ -106,15 +131,18 @@ def attention_entropy(
     """How undecided each row of weights is: 0 for a single key, ln(n) for n equal ones.
 
     Its gradient is finite at weights of 0. Source: Shannon 1948, §6.
-    Raises `TypeError` for anything but a floating-point tensor, `ValueError` for a scalar or (on CPU) a negative weight.
+    Raises `TypeError` for anything but a floating-point tensor, `ValueError` for a
+    scalar or (seen on a CPU only) for a negative weight.
     """
     if not isinstance(weights, Tensor) or not weights.is_floating_point():
         kind = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
         raise TypeError(f"weights is {kind}; expected a floating-point tensor")
     if weights.ndim == 0:
         raise ValueError("weights is a scalar; expected (..., n_k)")
-    if weights.device.type == "cpu" and not torch.compiler.is_compiling() and (weights < 0).any():
-        raise ValueError(f"weights has a negative entry, {weights.min().item():.3g}; expected shares of attention")
+    readable = weights.device.type == "cpu" and not torch.compiler.is_compiling()
+    if readable and (weights < 0).any():
+        lowest = weights.min().item()
+        raise ValueError(f"weights has a negative entry, {lowest:.3g}; expected shares")
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
     surprise = -weights.masked_fill(weights == 0, 1).log()  # 0 ln 0 counts as 0
     return (weights * surprise).sum(dim=-1)
