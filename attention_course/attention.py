@@ -92,8 +92,7 @@ def scaled_dot_product_attention(
     q: Float[Tensor, "*b n_q d_head"],  # what each position looks for
     k: Float[Tensor, "*kv n_k d_head"],  # what each is found by; `*kv` is `*b`, or has fewer heads
     v: Float[Tensor, "*kv n_k d_v"],  # what each hands over
-    mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
-    # True = may attend; floating point = added to the scores; broadcasts to (*b, n_q, n_k)
+    mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,  # True = may attend; floats are added to the scores; broadcasts to (*b, n_q, n_k)
     *,
     scale: float | None = None,  # multiplies q·k; `None` means 1 / sqrt(d_head)
     dropout_p: float = 0.0,  # share of the weights dropped before averaging
