@@ -16,13 +16,13 @@ const FIGURE = (kit, root, data) => {
   need(data.key == null || index(data.key), '“key” must be null or the index of a token')
 
   let query = data.query, key = data.key ?? null
-  const all = tokens.map((_, i) => i), d = features.length, grey = kit.paints.length - 1
+  const all = tokens.map((_, i) => i), d = features.length, grey = 0
   const times = Math.abs(scale * Math.sqrt(d) - 1) < 1e-6 ? `÷\u00a0√${d}` : `×\u00a0${fixed(scale)}`
   // One range for all queries and keys, so that bars can be compared while the reader moves around.
-  const most = (...xs) => Math.max(...xs.map(Math.abs))
-  const scoreRange = most(...q.flatMap(a => k.map(b => kit.dot(a, b) * scale)))
-  const productRange = most(...q.flatMap(a => k.flatMap(b => a.map((x, i) => x * b[i]))))
-  const lowest = Math.min(0, ...v.flat()), highest = Math.max(0, ...v.flat())
+  const range = xs => [Math.min(0, ...xs), Math.max(0, ...xs)]
+  const scoreRange = range(q.flatMap(a => k.map(b => kit.dot(a, b) * scale)))
+  const productRange = range(q.flatMap(a => k.flatMap(b => a.map((x, i) => x * b[i]))))
+  const [lowest, highest] = range(v.flat())
 
   // ---- the sentence: a radio button per word ----
   const floor = 104   // height of the arcs over the words
@@ -42,7 +42,7 @@ const FIGURE = (kit, root, data) => {
     const oneLine = boxes.every(b => Math.abs(b.top - boxes[0].top) < 4)
     arcs.style.display = oneLine ? '' : 'none'   // over two lines of words, arcs would only confuse
     const centre = boxes.map(b => b.left + b.width / 2 - frame.left), origin = centre[query]
-    const port = Math.min(36, boxes[query].width * 0.7), far = most(...centre.map(x => x - origin)) || 1
+    const port = Math.min(36, boxes[query].width * 0.7), far = Math.max(...centre.map(x => Math.abs(x - origin))) || 1
     // In this order no ribbon crosses another: to the left from near to far, itself, to the right from far to near.
     const side = i => Math.sign(i - query)
     let used = -port / 2
@@ -62,7 +62,7 @@ const FIGURE = (kit, root, data) => {
     const pick = h('button', { type: 'button', class: 'key', 'aria-label': `${token}: explain its score` },
       kit.painted(i), h('span', {}, token))
     const score = value(`score-${i}`), weight = value(`weight-${i}`)
-    const scoreBar = kit.bar(-scoreRange, scoreRange, grey), weightBar = kit.bar(0, 1, i)
+    const scoreBar = kit.bar(...scoreRange, grey), weightBar = kit.bar(0, 1, i)
     const node = tr(pick, scoreBar.cell, number(score), weightBar.cell, number(weight))
     node.addEventListener('click', () => { key = key === i ? null : i; draw() })
     return { node, pick, score, weight, scoreBar, weightBar }
@@ -84,7 +84,7 @@ const FIGURE = (kit, root, data) => {
       if (part < 0) minus += part
       else plus += part
       bar.set(from + part, from, bar.pieces[i])
-      bar.pieces[i].classList.toggle('chosen', i === key)
+      bar.pieces[i].classList.toggle('chosen', i === key && part !== 0)
       // A label under each piece that is wide enough to carry it.
       labels[i].style.left = `${100 * (from + part / 2 - lowest) / span}%`
       labels[i].style.visibility = Math.abs(part) / span * width > labels[i].offsetWidth ? '' : 'hidden'
@@ -95,7 +95,7 @@ const FIGURE = (kit, root, data) => {
   // ---- one score explained ----
   const products = features.map((name, i) => {
     const a = value(`query-${i}`), b = value(`key-${i}`), product = value(`product-${i}`)
-    const bar = kit.bar(-productRange, productRange, grey)
+    const bar = kit.bar(...productRange, grey)
     return { a, b, product, bar, node: tr(name, number(a), number('× ', b), number('= ', product), bar.cell) }
   })
   const why = h('p', { 'aria-live': 'polite' }), dot = value('dot'), chosen = value('chosen-score')
@@ -122,9 +122,11 @@ const FIGURE = (kit, root, data) => {
 
   const drawReading = weights => {
     const strong = word => h('strong', {}, word)
-    const ranked = [...all].sort((a, b) => weights[b] - weights[a]), top = ranked.slice(0, ranked.length > 4 ? 3 : 4)
+    const ranked = [...all].sort((a, b) => weights[b] - weights[a])
+    let top = ranked.filter((i, n) => n === 0 || n < 4 && weights[i] >= 0.05)   // what matters; the rest in one lump
+    if (top.length === ranked.length - 1) top = ranked
     const looks = top.flatMap((i, n) => [n ? ', ' : '', strong(i === query ? 'itself' : tokens[i]), `\u00a0${percent(weights[i])}`])
-    if (top.length < ranked.length) looks.push(`, the rest ${percent(1 - kit.sum(top.map(i => weights[i])))}`)
+    if (top !== ranked) looks.push(`, the rest ${percent(1 - kit.sum(top.map(i => weights[i])))}`)
     const alike = weights[ranked[0]] - weights[ranked.at(-1)] < 1e-6
     reading.replaceChildren(strong(tokens[query]), ' looks at ', ...(alike ? ['all words alike'] : looks), '.')
   }
@@ -154,8 +156,8 @@ const FIGURE = (kit, root, data) => {
       .word label { position: relative; display: block; min-width: 40px; cursor: pointer; font-size: 1.2em }
       .word input { position: absolute; inset: 0; width: 100%; height: 100%; margin: 0; opacity: 0; cursor: pointer }
       .word label span { display: block; padding: 4px 10px 11px; border: 2px solid #0000; border-radius: 8px }
-      .word input:checked + span { border-color: currentColor; background: #7d859033 }
-      .word input:focus-visible + span { outline: 3px solid #2a86cf; outline-offset: 2px }
+      .word input:checked + span { border-color: currentColor; background: #7f879033 }
+      .word input:focus-visible + span { outline: 3px solid #3a86d6; outline-offset: 1px }
       .word i { position: absolute; left: 9px; right: 9px; bottom: 7px; height: 5px; border-radius: 2px }
       .share { font-size: .92em; font-variant-numeric: tabular-nums }
       .reading { margin: 12px 0 20px; text-align: center; font-size: 1.15em; min-height: 2.8em }
@@ -165,7 +167,7 @@ const FIGURE = (kit, root, data) => {
         text-align: start; white-space: nowrap }
       .key span { max-width: 5.5em; overflow: hidden; text-overflow: ellipsis }
       .key i { flex: none; width: 10px; height: 10px; border-radius: 2px }
-      .scores tbody tr { cursor: pointer } tbody th { width: 1% } tbody tr.chosen { background: #7d859026 }
+      .scores tbody tr { cursor: pointer } tbody th { width: 1% } tbody tr.chosen { background: #7f879026 }
       .averages .bar { height: 20px; margin-top: 6px } .averages tbody :is(th, .number) { padding-top: 6px; vertical-align: top }
       .labels { position: relative; height: 1.5em; font-size: .85em }
       .labels span { position: absolute; padding: 0 2px; transform: translateX(-50%); white-space: nowrap }

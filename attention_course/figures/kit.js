@@ -10,11 +10,11 @@
  * ground and never on paint, paints have a contrast of at least 3:1 on white and on #14181e, and a shadow root keeps
  * the page's styles out and ours in (open, so that tests can look inside). */
 const kit = (() => {
-  // Okabe and Ito's hues, at mid lightness. Colour never stands alone: everything painted is also named or numbered.
-  const paints = ['#2a86cf', '#d55e00', '#009e73', '#c26aa0', '#b58400', '#7d8590']
+  // The course's palette, grey first. Colour never stands alone: everything painted is also named or numbered.
+  const paints = ['#7f8790', '#3a86d6', '#22997a', '#d9770f', '#b267c9', '#e0533d']
 
   const css = `
-    .ac { container-type: inline-size; text-align: start; line-height: 1.4 }
+    .ac { container-type: inline-size; padding: 4px; text-align: start; line-height: 1.4 }
     * { box-sizing: border-box }
     p { margin: 0 }
     fieldset { min-width: 0; margin: 0; padding: 0; border: 0 }
@@ -24,19 +24,19 @@ const kit = (() => {
     th, td { height: 32px; padding: 2px 10px 2px 0; text-align: start; font-weight: 400 }
     th:last-child, td:last-child { padding-right: 0 }
     thead th { vertical-align: bottom; font-weight: 600 }
-    tbody tr { border-top: 1px solid #7d859055 }
+    tbody tr { border-top: 1px solid #7f879055 }
     .number { width: 1%; text-align: end; white-space: nowrap }
     .note { font-size: .92em }
-    .error { padding: 8px 12px; border: 2px solid #d55e00 }
+    .error { padding: 8px 12px; border: 2px solid #d9770f }
 
-    button { min-height: 40px; padding: 0 12px; border: 2px solid #7d8590; border-radius: 8px; background: none;
+    button { min-height: 40px; padding: 0 12px; border: 2px solid #7f8790; border-radius: 8px; background: none;
       font: inherit; color: inherit; cursor: pointer }
-    button:hover { background: #7d859022 }
-    button[aria-pressed=true] { border-color: currentColor; background: #7d859033 }
-    :focus-visible { outline: 3px solid #2a86cf; outline-offset: 2px }
+    button:hover { background: #7f879022 }
+    button[aria-pressed=true] { border-color: currentColor; background: #7f879033 }
+    :focus-visible { outline: 3px solid #3a86d6; outline-offset: 1px }
     .row { display: flex; flex-wrap: wrap; gap: 8px }
 
-    .bar { position: relative; display: block; height: 14px; min-width: 16px; border-radius: 3px; background: #7d859026 }
+    .bar { position: relative; display: block; height: 14px; min-width: 16px; border-radius: 3px; background: #7f879026 }
     .bar i { position: absolute; top: 0; bottom: 0; border-radius: 2px }
     .bar b { position: absolute; top: -3px; bottom: -3px; z-index: 1; width: 1px; background: currentColor }
     .paint { background: var(--paint); forced-color-adjust: none; print-color-adjust: exact }
@@ -46,11 +46,11 @@ const kit = (() => {
     .slider output { font-variant-numeric: tabular-nums }
     .slider input { grid-column: 1 / 3; appearance: none; width: 100%; height: 40px; margin: 0; background: none;
       cursor: pointer }
-    input::-webkit-slider-runnable-track { height: 4px; border-radius: 2px; background: #7d8590 }
-    input::-moz-range-track { height: 4px; border-radius: 2px; background: #7d8590 }
+    input::-webkit-slider-runnable-track { height: 4px; border-radius: 2px; background: #7f8790 }
+    input::-moz-range-track { height: 4px; border-radius: 2px; background: #7f8790 }
     input::-webkit-slider-thumb { appearance: none; width: 22px; height: 22px; margin-top: -9px; border-radius: 50%;
-      background: #2a86cf }
-    input::-moz-range-thumb { width: 22px; height: 22px; border: 0; border-radius: 50%; background: #2a86cf }
+      background: #3a86d6 }
+    input::-moz-range-thumb { width: 22px; height: 22px; border: 0; border-radius: 50%; background: #3a86d6 }
 
     svg { display: block; width: 100%; overflow: visible; font-size: 13px }
     svg text { fill: currentColor }
@@ -84,8 +84,8 @@ const kit = (() => {
     return fixed(x, size >= 100 ? 0 : size > 0 && size < 0.1 ? Math.min(1 - Math.floor(Math.log10(size)), 6) : 2)
   }
   const percent = (x, digits = 0) => {
-    const least = 10 ** -digits, all = 100 - least   // rare is not never, and almost all is not all
-    return (x > 0 && 100 * x < least ? `<${least}` : x < 1 && 100 * x > all ? `>${all}` : fixed(100 * x, digits)) + '\u00a0%'
+    const unit = 10 ** -digits, y = 100 * x   // rare is not never, and almost all is not all
+    return (y > 0 && y < unit / 2 ? `<${unit}` : x < 1 && y > 100 - unit / 2 ? `>${100 - unit}` : fixed(y, digits)) + '\u00a0%'
   }
 
   const sum = xs => xs.reduce((a, b) => a + b, 0)

@@ -52,7 +52,7 @@ const FIGURE = (kit, root, data) => {
   }
 
   const rows = keys.map((key, i) => {
-    const weight = value(`weight-${i}`), bar = kit.bar(0, 1, 0)
+    const weight = value(`weight-${i}`), bar = kit.bar(0, 1, 1)
     const title = h('th', { scope: 'row', class: 'number' }, fixed(key))
     return { weight, bar, node: h('tr', {}, title, number(fixed(values[i])), bar.cell, number(weight)) }
   })
@@ -75,10 +75,10 @@ const FIGURE = (kit, root, data) => {
 
   root.append(
     h('style', {}, `
-      polyline { fill: none } .axis { stroke: #7d8590 } .guide { stroke: currentColor; stroke-dasharray: 3 4 }
-      .curve { stroke: #d55e00; stroke-width: 2.5; stroke-linejoin: round }
-      .output { fill: #d55e00; stroke: currentColor; stroke-width: 1.5 }
-      .weight { fill: #2a86cf; opacity: .85 } .ring { fill: none; stroke: currentColor; stroke-width: 1.5 }
+      polyline { fill: none } .axis { stroke: #7f8790 } .guide { stroke: currentColor; stroke-dasharray: 3 4 }
+      .curve { stroke: #d9770f; stroke-width: 2.5; stroke-linejoin: round }
+      .output { fill: #d9770f; stroke: currentColor; stroke-width: 1.5 }
+      .weight { fill: #3a86d6; opacity: .85 } .ring { fill: none; stroke: currentColor; stroke-width: 1.5 }
       .answer { margin-bottom: 12px; font-size: 1.1em; text-align: center } .sliders { display: grid; gap: 0 32px }
       .row { margin: 4px 0 16px } @container (min-width: 560px) { .sliders { grid-template-columns: 1fr 1fr } }`),
     plot,

@@ -7,7 +7,7 @@ const FIGURE = (kit, root, data) => {
   const n = scores.length, full = Math.log(n)
 
   const rows = scores.map((score, i) => {
-    const scaled = value(`scaled-${i}`), weight = value(`weight-${i}`), bar = kit.bar(0, 1, 0)
+    const scaled = value(`scaled-${i}`), weight = value(`weight-${i}`), bar = kit.bar(0, 1, 1)
     const node = kit.tr(labels[i], number(fixed(score)), number(scaled), bar.cell, number(weight))
     return { node, scaled, weight, bar }
   })
