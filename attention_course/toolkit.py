@@ -67,7 +67,7 @@ def _figure(name: str, alt: str, caption: str, body: str, role: str) -> _Html:
         raise ValueError("alt is empty: say in one sentence what is to be seen in the figure")
     identity = f' id="fig-{name}"' if name else ""
     caption = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
-    page = f'<figure class="ac-figure"{identity} role="{role}" aria-label="{html.escape(alt)}">{body}{caption}</figure>'
+    page = f'<figure class="ac-figure" style="margin:1em 0"{identity} role="{role}" aria-label="{html.escape(alt)}">{body}{caption}</figure>'
     return _Html(page, f"[figure: {alt}]")
 
 
@@ -135,7 +135,7 @@ def interactive(
     if name not in names:
         raise ValueError(f"name={name!r} is not a figure; there are {', '.join(names)}")
     scripts = "\n".join((folder / f"{part}.js").read_text(encoding="utf-8") for part in ("kit", name))
-    values = json.dumps(data, allow_nan=False).replace("</", "<\\/")  # nothing in the data can end the script
+    values = json.dumps(data, allow_nan=False).replace("<", "\\u003c")  # nothing in the data can end the script
     shown = f'<div class="ac-mount"><p class="ac-fallback">{html.escape(alt)}</p></div>'
     figure = _figure(name, alt, caption, shown, "group")
     figure.page += f"<script>(function () {{\n{scripts}\nkit.mount(document.getElementById('fig-{name}'), FIGURE, {values});\n}})();</script>"
