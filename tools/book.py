@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from hashlib import sha256
 from pathlib import Path
 
@@ -59,8 +60,9 @@ def pip(*arguments):
 def clean_environment():
     "Make or update .venv-colab; quick when nothing has changed."
     torch = importlib.metadata.version("torch")
-    base = sha256((sys.version + torch + (ROOT / "constraints.txt").read_text() + (ROOT / "pyproject.toml").read_text()
-                   + inspect.getsource(clean_environment)).encode()).hexdigest()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [project["dependencies"], project["optional-dependencies"]["plots"], inspect.getsource(clean_environment)]
+    base = sha256(repr([sys.version, torch, asked]).encode() + (ROOT / "constraints.txt").read_bytes()).hexdigest()
     wheel, stamp = package.wheel(), CLEAN / ".holds"
     wanted = f"{base} {package.package_hash()}"
     holds = stamp.read_text() if stamp.exists() else ""

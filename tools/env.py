@@ -9,6 +9,7 @@ An active environment (venv or conda) that already has torch is used, and its to
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -71,11 +72,13 @@ def constraints_beside(torch, dependencies, folder):
 
 
 def key(*extra):
-    "Changes whenever the environment must be installed anew."
-    digest = hashlib.sha256(repr([str(ROOT), *extra]).encode())
-    for name in ("constraints.txt", "pyproject.toml"):
-        digest.update((ROOT / name).read_bytes())
-    return digest.hexdigest()
+    "Changes whenever something must be installed: other pins, other requirements, another version of our own."
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ours = [project[part] for part in ("name", "dependencies", "optional-dependencies", "entry-points")]
+    version = re.search(r"(?m)^version = (.*)", (ROOT / "settings.ini").read_text()).group(1)
+    return hashlib.sha256(repr([str(ROOT), ours, version, extra]).encode() + (ROOT / "constraints.txt").read_bytes()).hexdigest()
 
 
 def pip(python, *arguments):
@@ -84,6 +87,11 @@ def pip(python, *arguments):
         stop("pip could not install what this project needs (its message is above).\n"
              "Without a network? The first run needs one. A package it cannot find? Compare constraints.txt with\n"
              "what your Python {}.{} can install. Then run the same `make` command again.".format(*sys.version_info[:2]))
+
+
+def usable(python):
+    "Is there an interpreter of the version that was asked for?"
+    return python.exists() and ask(python, "import sys; print(list(sys.version_info[:2]))") == list(sys.version_info[:2])
 
 
 def dev():
@@ -102,10 +110,13 @@ def dev():
         wanted = key(sys.version_info[:2])
         if python.exists() and stamp.exists() and stamp.read_text() == wanted:
             return
-        print("Setting up .venv with the versions of constraints.txt (once; torch is large) ...", flush=True)
-        made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], stdout=subprocess.PIPE, text=True)
-        if made.returncode:
-            stop(made.stdout + "Python could not create a virtual environment. On Debian and Ubuntu: apt install python3-venv")
+        if not usable(python):
+            print("Setting up .venv with the versions of constraints.txt (once; torch is large) ...", flush=True)
+            made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], stdout=subprocess.PIPE, text=True)
+            if made.returncode:
+                stop(made.stdout + "Python could not create a virtual environment. On Debian and Ubuntu: apt install python3-venv")
+        else:
+            print("Bringing .venv up to date ...", flush=True)
         pip(python, "-c", "constraints.txt", "-e", ".[dev]")
     stamp.write_text(wanted)
 
