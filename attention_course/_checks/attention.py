@@ -13,51 +13,80 @@ import torch
 from ..toolkit import _call, compare, exercise
 
 
+_HALF = "`d**1/2` is half of d; write `d**0.5` or `math.sqrt(d)`"
+_NO_EXP = "you divided by the sum without `exp`; scores can be negative, shares cannot"
+
+
 def _normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
-# %% ../../nbs/exercises/attention.ipynb #9652527e
+# %% ../../nbs/exercises/attention.ipynb #e2424cd3
 @exercise("attention.weights")
 def _weights(attempt):
+    def softmax(s):
+        return s.softmax(-1)
+
     return compare(
         attempt,
-        lambda s, d: (s / math.sqrt(d)).softmax(-1),
-        [(_normal(3, 5) * 8, 64), (_normal(4, 4, seed=1), 4)],
+        lambda s, d: softmax(s / math.sqrt(d)),
+        [(_normal(3, 5) * 8, 64), (_normal(4, 6, seed=1), 9)],
         slips={
             "the columns sum to 1; each query (row) must divide its own attention: dim=-1": lambda s, d: (s / math.sqrt(d)).softmax(-2),
-            "the scores are not scaled: divide by the square root of d": lambda s, d: s.softmax(-1),
-            "you divided by d; the square root of d was asked for": lambda s, d: (s / d).softmax(-1),
-            "you multiplied by the square root of d; divide by it": lambda s, d: (s * math.sqrt(d)).softmax(-1),
+            "the scores are not scaled: divide by the square root of d": lambda s, d: softmax(s),
+            "you divided by d; the square root of d was asked for": lambda s, d: softmax(s / d),
+            _HALF: lambda s, d: softmax(s / (d / 2)),
+            "you multiplied by the square root of d; divide by it": lambda s, d: softmax(s * math.sqrt(d)),
+            "you divided by the square root of the number of keys; d is the width of queries and keys": lambda s, d: softmax(s / math.sqrt(s.shape[1])),
+            "you divided by the square root of the number of queries; d is the width of queries and keys": lambda s, d: softmax(s / math.sqrt(s.shape[0])),
             "all weights together sum to 1; each row must": lambda s, d: (s / math.sqrt(d)).flatten().softmax(0).view_as(s),
-            "you scaled after the softmax; scale the scores before it": lambda s, d: s.softmax(-1) / math.sqrt(d),
+            "you scaled after the softmax; scale the scores before it": lambda s, d: softmax(s) / math.sqrt(d),
             "these are the scaled scores; the softmax is missing": lambda s, d: s / math.sqrt(d),
+            "the exponentials are there; divide each row by its sum": lambda s, d: (s / math.sqrt(d)).exp(),
+            _NO_EXP: lambda s, d: s / s.sum(-1, keepdim=True),
         },
         axes=("query", "key"),
     )
 
-# %% ../../nbs/exercises/attention.ipynb #2b203986
+# %% ../../nbs/exercises/attention.ipynb #0115db35
 @exercise("attention.attend")
 def _attend(attempt):
     def attend(q, k, v, scale=None, dim=-1):
-        return (q @ k.T * (q.shape[-1] ** -0.5 if scale is None else scale)).softmax(dim) @ v
+        return (q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)).softmax(dim) @ v
 
-    return compare(
+    def scaled(q, k):
+        return q @ k.mT / math.sqrt(q.shape[-1])
+
+    problem = compare(
         attempt,
         attend,
-        [(_normal(3, 8), _normal(5, 8, seed=1), _normal(5, 2, seed=2)), (_normal(4, 9), _normal(4, 9, seed=1), _normal(4, 9, seed=2))],
+        [(_normal(3, 8), _normal(5, 8, seed=1), _normal(5, 2, seed=2)), (_normal(4, 9), _normal(6, 9, seed=1), _normal(6, 9, seed=2))],
         slips={
             "the scores are not scaled: divide by the square root of d": lambda q, k, v: attend(q, k, v, 1.0),
             "you divided by d; divide by its square root": lambda q, k, v: attend(q, k, v, 1 / q.shape[-1]),
+            _HALF: lambda q, k, v: attend(q, k, v, 2 / q.shape[-1]),
             "you multiplied by the square root of d; divide by it": lambda q, k, v: attend(q, k, v, q.shape[-1] ** 0.5),
             "you divided by the square root of d_v (the values' width); d is the width of queries and keys": lambda q, k, v: attend(q, k, v, v.shape[-1] ** -0.5),
             "you divided by the square root of the number of keys; d is the width of queries and keys": lambda q, k, v: attend(q, k, v, k.shape[0] ** -0.5),
+            "you divided by the square root of the number of queries; d is the width of queries and keys": lambda q, k, v: attend(q, k, v, q.shape[0] ** -0.5),
             "the softmax runs over the queries; each query divides its attention among the keys: dim=-1": lambda q, k, v: attend(q, k, v, dim=0),
-            "the softmax is missing": lambda q, k, v: q @ k.T / math.sqrt(q.shape[-1]) @ v,
+            "all weights together sum to 1; each row must": lambda q, k, v: scaled(q, k).flatten().softmax(0).view(len(q), -1) @ v,
+            "you scaled after the softmax; scale the scores before it": lambda q, k, v: attend(q, k, v, 1.0) / math.sqrt(q.shape[-1]),
+            "the softmax is missing": lambda q, k, v: scaled(q, k) @ v,
+            "the exponentials are there; divide each row of them by its sum before you average": lambda q, k, v: scaled(q, k).exp() @ v,
+            _NO_EXP: lambda q, k, v: (scaled(q, k) / scaled(q, k).sum(-1, keepdim=True)) @ v,
             "you averaged the keys; average the values": lambda q, k, v: attend(q, k, k),
-            "these are the weights; the average of the values is missing": lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).softmax(-1),
+            "these are the weights; the average of the values is missing": lambda q, k, v: scaled(q, k).softmax(-1),
         },
         axes=("query", "value dimension"),
     )
+    if problem:
+        return problem
+    batch = (_normal(2, 3, 8, seed=3), _normal(2, 5, 8, seed=4), _normal(2, 5, 4, seed=5))
+    try:
+        problem = compare(attempt, attend, [batch], axes=("sentence", "query", "value dimension"))
+    except ValueError as error:
+        problem = str(error)
+    return problem and f"right for one sentence, but for a batch {problem}"
 
 # %% ../../nbs/exercises/attention.ipynb #e5ca8f1b
 @exercise("attention.temperature")
@@ -73,10 +102,13 @@ def _temperature(attempt):
         lambda s, T: (s / T).softmax(-1),
         [(scores, 1.0), (scores, 0.5), (scores, 40.0), (scores * 300, 1.0), (-300 * scores, 1.0), (scores, 0.001)],
         slips={
-            "it overflows in the cold: subtract the largest score before `exp`": overflow,
+            "it overflows: subtract the largest score before `exp`": overflow,
             "you multiplied by T; a higher temperature must make the weights more equal": lambda s, T: (s * T).softmax(-1),
             "T has no effect: divide the scores by it, before `exp` (after it, it cancels)": lambda s, T: s.softmax(-1),
-            "you subtracted the largest score after dividing by T; subtract it from the scores, or divide it too": lambda s, T: (s / T - s.max()).exp() / (s / T - s.max()).exp().sum(),
+            "in the cold it still overflows: the largest exponent must be 0, so subtract the largest score, and before you divide by T": lambda s, T: overflow(s / T - s.max(), 1),
+            "all exponentials can become 0, and 0/0 is NaN: subtract the largest score, not the largest absolute value": lambda s, T: overflow(s - s.abs().max(), T),
+            "the exponentials are there; divide them by their sum": lambda s, T: ((s - s.max()) / T).exp(),
+            _NO_EXP: lambda s, T: s / s.sum(),
         },
         axes=("key",),
     )
@@ -84,7 +116,8 @@ def _temperature(attempt):
 # %% ../../nbs/exercises/attention.ipynb #b30d5f7b
 @exercise("attention.effective_keys")
 def _effective_keys(attempt):
-    rows = torch.tensor([[0.5, 0.5, 0, 0], [1, 0, 0, 0], [0.25] * 4, [0.7, 0.2, 0.1, 0]], dtype=torch.float64)
+    rows = [[0.5, 0.5, 0, 0], [1, 0, 0, 0], [0.25] * 4, [0.7, 0.2, 0.1, 0], [0.9889, 0.01, 1e-3, 1e-4]]
+    rows = torch.tensor(rows, dtype=torch.float64)
 
     def entropy(p):
         return -torch.xlogy(p, p).sum(-1)
@@ -100,7 +133,9 @@ def _effective_keys(attempt):
             "base 2 for the logarithm needs base 2 for the power; with exp, use the natural logarithm": lambda p: (entropy(p) / math.log(2)).exp(),
             "you counted the weights that are not 0; small weights must count for less": lambda p: (p > 0).sum(-1),
             "you took the average over keys; the entropy is a sum": lambda p: (entropy(p) / p.shape[-1]).exp(),
-            "you summed over the queries; sum over the keys: dim=-1": lambda p: (-torch.xlogy(p, p).sum(0)).exp() if p.shape[0] == p.shape[1] else p.new_zeros(0),
+            "you summed over the queries; sum over the keys: dim=-1": lambda p: (-torch.xlogy(p, p).sum(0)).exp(),
+            "the logarithms are not weighted: sum p ln p, not ln p": lambda p: (-p.where(p > 0, 1).log().sum(-1)).exp(),
+            "this is 1 over the sum of squares, another measure of the same thing; e to the power of the entropy was asked for": lambda p: 1 / p.square().sum(-1),
         },
         axes=("query",),
     )
@@ -108,6 +143,17 @@ def _effective_keys(attempt):
 # %% ../../nbs/exercises/attention.ipynb #abf3fd7f
 @exercise("attention.aim")
 def _aim(attempt):
+    def attention(keys, query):
+        return (keys @ query / math.sqrt(keys.shape[1])).softmax(-1)
+
+    def enough(keys, i):
+        "The shortest length at which a query along key i gets 99 %, by bisection."
+        low, high = 0.0, 1e6
+        for _ in range(80):
+            middle = (low + high) / 2
+            low, high = (low, middle) if attention(keys, middle * keys[i])[i] >= 0.99 else (middle, high)
+        return high
+
     for n, d, seed, near in ((6, 8, 0, 0.0), (5, 2, 1, 0.0), (12, 4, 2, 0.05)):
         keys = _normal(n, d, seed=seed)
         keys[1] = keys[0] * (1 - near) + keys[1] * near if near else keys[1]
@@ -116,7 +162,7 @@ def _aim(attempt):
             query = torch.as_tensor(_call(attempt, (keys, i))).detach().double()
             if query.shape != (d,):
                 return f"its shape is {tuple(query.shape)}; expected ({d},)"
-            weights = (keys @ query / math.sqrt(d)).softmax(-1)
+            weights = attention(keys, query)
             if not weights.isfinite().all():
                 return "the weights are not finite; is the query?"
             best = int(weights.argmax())
@@ -126,26 +172,33 @@ def _aim(attempt):
                 along = torch.cosine_similarity(query, keys[i], dim=0) > 0.999
                 more = ". The direction is right: how long must the query be?" if along else ""
                 return f"with {n} keys of width {d}, key {i} leads with {weights[i]:.1%} of the attention; 99 % was asked for{more}"
+            times = query.norm().item() / enough(keys, i)
+            if times > 2:
+                return f"it works, but with {n} keys of width {d} the query is {times:.3g} times as long as it has to be; at most 2 was asked for"
     return None
 
 # %% ../../nbs/exercises/attention.ipynb #f84ce9ce
 @exercise("attention.disguise")
 def _disguise(attempt):
     for d_model, d_head, seed in ((6, 4, 0), (5, 3, 7)):
-        w_q, w_k = _normal(d_model, d_head, seed=seed), _normal(d_model, d_head, seed=seed + 1)
+        w_q, w_k = (_normal(d_model, d_head, seed=seed + s).float() for s in (0, 1))
         answer = _call(attempt, (w_q, w_k))
         if not isinstance(answer, tuple | list) or len(answer) != 2:
             return f"it returned a {type(answer).__name__}; expected the pair (new_q, new_k)"
         new_q, new_k = (torch.as_tensor(a).detach().double() for a in answer)
+        w_q, w_k = w_q.double(), w_k.double()
         if new_q.shape != w_q.shape or new_k.shape != w_k.shape:
             return f"the shapes are {tuple(new_q.shape)} and {tuple(new_k.shape)}; expected {tuple(w_q.shape)} twice"
         off = (new_q @ new_k.T - w_q @ w_k.T).abs().max().item()
+        limit = 1e-3  # float32, and matrices R that are not well conditioned
         R = torch.linalg.pinv(w_q) @ new_q
-        if off > 1e-6 and (new_k - w_k @ R).abs().max() < 1e-6:
+        if off > limit and torch.equal(new_k, w_k):
+            return f"the keys are as they were, so nothing undoes what you did to the queries (scores differ by up to {off:.3g})"
+        if off > limit and (new_k - w_k @ R).abs().max() < limit:
             return f"both sides were multiplied by the same matrix; the keys need its inverse, transposed (scores differ by up to {off:.3g})"
-        if off > 1e-6 and (new_k - w_k @ torch.linalg.pinv(R)).abs().max() < 1e-6:
+        if off > limit and (new_k - w_k @ torch.linalg.pinv(R)).abs().max() < limit:
             return f"the inverse is right, but it has to be transposed (scores differ by up to {off:.3g})"
-        if off > 1e-6:
+        if off > limit:
             return f"the scores differ by up to {off:.3g}; they must stay the same"
         if (new_q - w_q).abs().min() < 1e-6 or (new_q + w_q).abs().min() < 1e-6:
             return "some entries of new_q equal those of w_q, up to sign; move them all"
