@@ -134,6 +134,16 @@ def state(*paths):
     return digest.hexdigest()[:16]
 
 
+def readable(said):
+    "The part of Sphinx's output that says what is wrong."
+    said = re.sub(r"\x1b\[[\d;]*m", "", said)
+    if failed := re.search(r"nbclient\.exceptions\.(Cell\w+: .*?)\n\nThe above exception", said, re.DOTALL):
+        where = re.search(r"ExecutionError: (\S+\.ipynb)", said)
+        return f"A chapter fails where it runs as in Colab: {where[1] if where else ''}\n\n{failed[1]}"
+    noise = ("Running Jupyter-Book", "Source Folder", "Config Path", "Output Path", "[IPKernelApp]", "=====")
+    return "\n".join([line for line in said.splitlines() if line.strip() and not line.startswith(noise)][-80:])
+
+
 def sphinx():
     extensions = sorted((ROOT / "book" / "_ext").glob("*.py"))
     pages = package.package_hash() + state(*extensions, ROOT / "book" / "_config.yml", ROOT / "book" / "_toc.yml")
@@ -150,10 +160,9 @@ def sphinx():
     if done.returncode:
         # Sphinx remembers pages that it warned about and would be silent about them the next time.
         shutil.rmtree(BUILD / ".doctrees", ignore_errors=True)
-        noise = ("Running Jupyter-Book", "Source Folder", "Config Path", "Output Path", "[IPKernelApp]")
-        told = [line for line in done.stdout.splitlines() if line.strip() and not line.startswith(noise)]
-        sys.exit("\n".join(told[-120:]) + "\n\nThe book was not built: warnings count as errors, the first one above is the one to "
-                 "mend.\n(All that was said: book/_build/log.txt)")
+        print(readable(done.stdout))
+        sys.exit("\nThe book was not built: warnings count as errors, the first one above is the one to mend.\n"
+                 "(All that was said: book/_build/log.txt)")
 
 
 def main():

@@ -1,5 +1,6 @@
 """nbdev's own documentation through Quarto. Where Quarto is missing: says so, and checks what can be checked without it."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -48,11 +49,12 @@ def main():
           "The book does not need it: `make book`. Checking what can be checked without it:")
     folder = process()
     pages = sorted(p.name for p in folder.glob("*.ipynb"))
-    raw = [p for p in folder.glob("*.ipynb") if "#| label" in p.read_text() or "#|export" in p.read_text()]
+    # nbdev's own directives are gone; `#| label:`, `#| code-fold:` and the like are Quarto's and stay for it.
+    raw = [p for p in folder.glob("*.ipynb") if re.search(r'"#\s*\|\s*(export|exporti|default_exp|hide)\b', p.read_text())]
     if not pages or raw:
         sys.exit(f"nbdev's processing left directives in {[p.name for p in raw]}" if raw else "nbdev processed no notebook")
     print(f"  nbdev processes {len(pages)} notebooks")
-    checked = subprocess.run([sys.executable, "-m", "smalldocs", "check", "."], capture_output=True, text=True)
+    checked = subprocess.run([Path(sys.executable).parent / "smalldocs", "check", folder], capture_output=True, text=True)
     print("  " + (checked.stdout + checked.stderr).strip().replace("\n", "\n  "))
     sys.exit(checked.returncode)
 
