@@ -122,17 +122,19 @@
     src: node.currentSrc || node.src, alt: node.getAttribute('alt'), loaded: node.complete && node.naturalWidth > 0,
     where: within(node, '.navbar-brand') ? 'logo' : within(node, '.btn__icon-container') ? 'button' : 'page',
   })
+  // What has to be described: drawings, and the course's figures (by a label of their own or on the drawing inside).
+  const label = node => (node.getAttribute('aria-label') ?? node.querySelector('svg[role=img], img')?.getAttribute('aria-label') ?? '').trim()
   const pictures = () => everything(article)
-    .filter(node => node.matches('figure, svg[role=img], [role=img]:not(img)') && !within(node, '[aria-hidden=true]'))
-    .map(node => ({ what: describe(node).slice(0, 60), label: node.getAttribute('aria-label') ?? '', course: node.matches('.ac-figure') }))
+    .filter(node => node.matches('.ac-figure, svg[role=img], [role=img]:not(img)') && !within(node, '[aria-hidden=true]'))
+    .map(node => ({ what: describe(node).slice(0, 60), label: label(node) }))
   const behind = () => [...document.querySelectorAll('.ac-figure')]
-    .map(node => ({ id: node.id || node.getAttribute('aria-label').slice(0, 40), ground: ground(node).map(Math.round) }))
+    .map(node => ({ id: node.id || label(node).slice(0, 40), ground: ground(node).map(Math.round) }))
 
   const named = control => control.getAttribute('aria-label') || [...(control.labels ?? [])].map(l => l.textContent).join(' ') || control.textContent
   const interactive = () => [...document.querySelectorAll('.ac-mount')].filter(mount => mount.shadowRoot).map(mount => {
     const figure = mount.closest('figure')
     return {
-      id: figure.id, role: figure.getAttribute('role'), label: figure.getAttribute('aria-label'),
+      id: figure.id, role: figure.getAttribute('role'), label: label(figure),
       caption: figure.querySelector('figcaption')?.textContent.trim() ?? '', focused: mount.shadowRoot.activeElement !== null,
       controls: [...mount.shadowRoot.querySelectorAll('button, input, select')].map(c => named(c).trim()),
     }
