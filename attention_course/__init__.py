@@ -8,25 +8,25 @@ __version__ = "0.1.0"
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .attention import *
-    from .toolkit import *
-
 _PUBLIC = {
     "toolkit": ("PALETTE", "check", "compare", "exercise", "heatmap", "interactive", "setup", "show", "train"),
     "attention": ("attention_entropy", "scaled_dot_product_attention"),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
-__all__ = sorted(_HOME)
 
+if TYPE_CHECKING:  # for editors and type checkers, to which the lazy half would hide every spelling mistake
+    from .attention import *
+    from .toolkit import *
+else:
+    __all__ = sorted(_HOME)
 
-def __getattr__(name: str):
-    if name in _PUBLIC:
-        return import_module(f".{name}", __name__)
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
-    return value
+    def __getattr__(name: str):
+        if name in _PUBLIC:
+            return import_module(f".{name}", __name__)
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        return value
 
 
 def __dir__() -> list[str]:

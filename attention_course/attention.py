@@ -9,7 +9,6 @@ __all__ = ['scaled_dot_product_attention', 'attention_entropy']
 #| code-fold: true
 #| code-summary: What the library's file imports
 import math
-from numbers import Real
 
 import torch
 import torch.nn.functional as F
@@ -19,35 +18,41 @@ from torch import Tensor
 # %% ../nbs/02_attention.ipynb #3d078ab8
 #| code-fold: true
 #| code-summary: What the function refuses
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
 def _check_inputs(q, k, v, mask, scale, dropout_p) -> None:
     "Raise `TypeError` or `ValueError` for what no attention of this library can take."
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; expected a tensor")
-        if not x.is_floating_point():
-            raise TypeError(f"{name} is {x.dtype}; expected floating point")
+        if x.dtype not in _FLOATS:
+            raise TypeError(f"{name} is {x.dtype}; expected floating point of 16, 32 or 64 bits")
         if x.ndim < 2:
-            raise ValueError(f"{name} has shape {_shape(x)}; expected (..., length, width)")
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; expected (..., length, width)")
         if x.dtype != q.dtype:
             raise TypeError(f"{name} is {x.dtype} but q is {q.dtype}; they must agree")
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device} but q is on {q.device}")
-    got = f"got q {_shape(q)}, k {_shape(k)}, v {_shape(v)}"
+    problem = None
     if q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:
-        raise ValueError(f"q and k need the same width, their last axis, of at least 1; {got}")
-    if k.shape[:-1] != v.shape[:-1]:
-        raise ValueError(f"k and v must agree on all axes but the last; {got}")
-    if q.shape[:-2] != k.shape[:-2] and not _grouped(q, k):
-        raise ValueError(
-            "the axes of q before (length, width) must be those of k; from four axes "
-            f"on, q may have a multiple of k's heads (axis -3); {got}"
+        problem = "q and k need the same width, their last axis, of at least 1"
+    elif k.shape[:-1] != v.shape[:-1]:
+        problem = "k and v must agree on all axes but the last"
+    elif q.shape[:-2] != k.shape[:-2] and not _grouped(q, k):
+        problem = (
+            "the axes of q before (length, width) must be those of k; from four axes on, "
+            "q may have a multiple of k's heads (axis -3)"
         )
+    if problem:
+        got = ", ".join(f"{name} {tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
+        raise ValueError(f"{problem}; got {got}")
     if mask is not None:
         _check_mask(mask, q, k)
     for name, number in (("scale", 1 if scale is None else scale), ("dropout_p", dropout_p)):
-        if not isinstance(number, Real):
+        if isinstance(number, bool) or not isinstance(number, int | float):
             raise TypeError(f"{name} is a {type(number).__name__}; expected a number")
-    if scale is not None and not math.isfinite(scale):
+    if scale is not None and not -math.inf < scale < math.inf:
         raise ValueError(f"scale={scale} is not a finite number")
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p={dropout_p} is not between 0 and 1")
@@ -67,11 +72,7 @@ def _check_mask(mask, q: Tensor, k: Tensor) -> None:
     scores = (*q.shape[:-1], k.shape[-2])
     pairs = zip(reversed(mask.shape), reversed(scores))
     if mask.ndim > len(scores) or any(m not in (1, s) for m, s in pairs):
-        raise ValueError(f"mask has shape {_shape(mask)}; it must broadcast to the scores' shape {scores}")
-
-
-def _shape(x: Tensor) -> tuple[int, ...]:
-    return tuple(x.shape)
+        raise ValueError(f"mask has shape {tuple(mask.shape)}; it must broadcast to the scores' shape {scores}")
 
 
 def _grouped(q: Tensor, k: Tensor) -> bool:
@@ -99,28 +100,30 @@ def scaled_dot_product_attention(
 ) -> tuple[Float[Tensor, "*b n_q d_v"], Float[Tensor, "*b n_q n_k"]]:  # output, weights before dropout
     """The average of the values, for each query, weighted by how well the keys fit.
 
-    Computed in float32 at least, returned in the inputs' dtype. A query that may
-    attend to nothing gets zeros. From four axes on, (batch, heads, length, width),
-    k and v may have fewer heads: each then serves a group of query heads.
+    Computed in float32 at least, also under autocast, and returned in the inputs'
+    dtype. A query that may attend to nothing gets zeros; what a mask hides may be any
+    finite number. From four axes on, (batch, heads, length, width), k and v may have
+    fewer heads: each then serves a group of query heads.
 
     Source: Vaswani et al. 2017, §3.2.1. Raises `TypeError` and `ValueError` for
     dtypes, devices, shapes and numbers that do not fit.
     """
     _check_inputs(q, k, v, mask, scale, dropout_p)
-    dtype = torch.promote_types(q.dtype, torch.float32)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    dtype = torch.promote_types(q.dtype, torch.float32)
     keys, values = (_match_heads(x, q).to(dtype) for x in (k, v))
 
-    scores = torch.einsum("...id,...jd->...ij", q.to(dtype), keys) * scale
-    if mask is None:
-        weights = scores.softmax(dim=-1)
-    else:
-        hide = mask.dtype == torch.bool
-        scores = scores.masked_fill(~mask, -math.inf) if hide else scores + mask.to(dtype)
-        blind = (scores == -math.inf).all(dim=-1, keepdim=True)  # would be 0/0
-        weights = scores.masked_fill(blind, 0).softmax(dim=-1).masked_fill(blind, 0)
-    kept = F.dropout(weights, dropout_p)
-    output = torch.einsum("...ij,...jd->...id", kept, values)
+    with torch.autocast("cpu" if q.is_meta else q.device.type, enabled=False):
+        scores = torch.einsum("...id,...jd->...ij", q.to(dtype), keys) * scale
+        if mask is None:
+            weights = scores.softmax(dim=-1)
+        else:
+            hide = mask.dtype == torch.bool
+            scores = scores.masked_fill(~mask, -math.inf) if hide else scores + mask.to(dtype)
+            blind = (scores == -math.inf).all(dim=-1, keepdim=True)  # would be 0/0
+            weights = scores.masked_fill(blind, 0).softmax(dim=-1).masked_fill(blind, 0)
+        kept = F.dropout(weights, dropout_p)
+        output = torch.einsum("...ij,...jd->...id", kept, values)
     return output.to(q.dtype), weights.to(q.dtype)
 
 # %% ../nbs/02_attention.ipynb #78e6abe4
@@ -131,17 +134,20 @@ def attention_entropy(
 
     Its gradient is finite at weights of 0. Source: Shannon 1948, §6.
     Raises `TypeError` for anything but a floating-point tensor, `ValueError` for a
-    scalar or (seen on a CPU only) for a negative weight.
+    scalar, and on a CPU for negative weights and for rows that sum to more than 1.
     """
-    if not isinstance(weights, Tensor) or not weights.is_floating_point():
+    if not isinstance(weights, Tensor) or weights.dtype not in _FLOATS:
         kind = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
         raise TypeError(f"weights is {kind}; expected a floating-point tensor")
     if weights.ndim == 0:
         raise ValueError("weights is a scalar; expected (..., n_k)")
-    readable = weights.device.type == "cpu" and not torch.compiler.is_compiling()
-    if readable and (weights < 0).any():
-        lowest = weights.min().item()
-        raise ValueError(f"weights has a negative entry, {lowest:.3g}; expected shares")
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    readable = weights.device.type == "cpu" and not torch.compiler.is_compiling()
+    if readable and ((weights < 0).any() or (weights.sum(-1) > 1.05).any()):
+        least, most = weights.min().item(), weights.sum(-1).max().item()
+        raise ValueError(
+            f"weights go down to {least:.3g} and their rows sum to up to {most:.3g}; "
+            "expected shares, at least 0 and together 1 (are these scores?)"
+        )
     surprise = -weights.masked_fill(weights == 0, 1).log()  # 0 ln 0 counts as 0
     return (weights * surprise).sum(dim=-1)

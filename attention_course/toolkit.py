@@ -6,11 +6,14 @@
 __all__ = ['PALETTE', 'setup', 'show', 'heatmap', 'interactive', 'train', 'exercise', 'compare', 'check']
 
 # %% ../nbs/00_toolkit.ipynb #66359e41
+import copy
 import html
-import importlib.util
+import importlib
 import io
 import json
 import math
+import operator
+import pkgutil
 import random
 import re
 import sys
@@ -25,10 +28,11 @@ from torch import Tensor
 # %% ../nbs/00_toolkit.ipynb #16b348e2
 def setup(
     seed: int = 0,  # for Python's, NumPy's and torch's global generators
-) -> torch.device:  # the GPU if torch sees one, else the CPU
+) -> torch.device:  # CUDA if torch sees it, else the CPU
     "Seed the generators, say what this run is on, and return the device."
     from attention_course import __version__
 
+    seed = operator.index(seed)
     random.seed(seed)
     torch.manual_seed(seed)
     if numpy := sys.modules.get("numpy"):
@@ -62,12 +66,11 @@ class _Html:
         return self.text
 
 
-def _figure(name: str, alt: str, caption: str, body: str, role: str) -> _Html:
+def _figure(alt: str, caption: str, body: str, attributes: str = "") -> _Html:
     if not alt.strip():
         raise ValueError("alt is empty: say in one sentence what is to be seen in the figure")
-    identity = f' id="fig-{name}"' if name else ""
     caption = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
-    page = f'<figure class="ac-figure" style="margin:1em 0"{identity} role="{role}" aria-label="{html.escape(alt)}">{body}{caption}</figure>'
+    page = f'<figure class="ac-figure" style="margin:1em 0"{attributes}>{body}{caption}</figure>'
     return _Html(page, f"[figure: {alt}]")
 
 
@@ -78,17 +81,27 @@ def show(
     caption: str = "",  # what to look for
 ) -> Any:  # an object that notebooks display
     "A matplotlib figure as inline SVG in the colours of the page around it."
-    import matplotlib
-
+    matplotlib = _matplotlib()
+    if not isinstance(fig, matplotlib.figure.Figure):
+        raise TypeError(f"fig is a {type(fig).__name__}; expected a matplotlib figure, such as `fig` in `fig, ax = plt.subplots()`")
     buffer = io.StringIO()
     options = {"svg.fonttype": "none", "svg.hashsalt": alt}  # text stays text; the same figure gives the same file
     with matplotlib.rc_context(options):
         fig.savefig(buffer, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None})
-    importlib.import_module("matplotlib.pyplot").close(fig)
+    matplotlib.pyplot.close(fig)
     svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :].replace("#000000", "currentColor")
-    svg = svg.replace("<svg ", '<svg fill="currentColor" aria-hidden="true" style="max-width:100%;height:auto" ', 1)
-    return _figure("", alt, caption, svg, "img")
+    svg = re.sub("(fill|stroke): #000000", r"\1: currentColor", svg[svg.index("<svg") :])
+    named = f'<svg role="img" aria-label="{html.escape(alt)}" fill="currentColor" style="max-width:100%;height:auto" '
+    return _figure(alt, caption, svg.replace("<svg ", named, 1))
+
+
+def _matplotlib() -> Any:
+    "matplotlib, or an error that says where to get it: the library works without."
+    try:
+        import matplotlib.pyplot
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("figures need matplotlib: pip install 'attention-course[plots]'", name=error.name) from None
+    return matplotlib
 
 # %% ../nbs/00_toolkit.ipynb #eb4fa387
 def heatmap(
@@ -99,23 +112,28 @@ def heatmap(
     keys: Sequence[str] | None = None,  # names of the columns
 ) -> None:
     "Scores or weights as a map: one row per query, one column per key."
+    _matplotlib()
     from matplotlib.colors import LinearSegmentedColormap
 
+    values = torch.as_tensor(values).detach().double().cpu()
     if values.ndim != 2 or values.numel() == 0:
         raise ValueError(f"values has shape {tuple(values.shape)}; a map needs (n_q, n_k), neither of them 0")
-    values = values.detach().double().cpu()
-    top = values.abs().max().item()
+    n_q, n_k = values.shape
+    for name, names, n in (("queries", queries, n_q), ("keys", keys, n_k)):
+        if names is not None and len(names) != n:
+            raise ValueError(f"{name} has {len(names)} names, but values has shape {tuple(values.shape)}")
+    finite = values.masked_fill(~values.isfinite(), 0)  # hidden scores, -inf, stay white
+    top, signed = finite.abs().max().item(), bool((finite < 0).any())
     blue, orange = PALETTE["blue"], PALETTE["orange"]
-    signed = bool((values < 0).any())
     stops = [orange + "cc", orange + "00", blue + "00", blue + "cc"] if signed else [blue + "00", blue + "cc"]
     where = [0, 0.5, 0.5, 1] if signed else [0, 1]
     ramp = LinearSegmentedColormap.from_list("weights", list(zip(where, stops)))
-    ax.pcolormesh(values.numpy(), cmap=ramp, vmin=-top if signed else 0, vmax=top or 1.0)
-    n_q, n_k = values.shape
+    many = values.numel() > 1024  # as one picture: an SVG of so many squares would be megabytes
+    ax.pcolormesh(finite.numpy(), cmap=ramp, vmin=-top if signed else 0, vmax=top or 1.0, rasterized=many)
     if max(n_q, n_k) <= 8:
         for i in range(n_q):
             for j in range(n_k):
-                ax.text(j + 0.5, i + 0.5, f"{values[i, j]:.2f}", ha="center", va="center", fontsize=9)
+                ax.text(j + 0.5, i + 0.5, f"{values[i, j].item():z.2f}", ha="center", va="center", fontsize=9)
     ax.set(xlabel="key", ylabel="query", aspect="equal", xlim=(0, n_k), ylim=(n_q, 0))
     for axis, names in ((ax.xaxis, keys), (ax.yaxis, queries)):
         if names is not None:
@@ -124,7 +142,7 @@ def heatmap(
 # %% ../nbs/00_toolkit.ipynb #fd58fee5
 def interactive(
     name: str,  # which figure: "attention-map", "soft-lookup" or "temperature"
-    data: dict,  # what it shows: numbers, strings and lists (tensors as `.tolist()`)
+    data: dict,  # what it shows: numbers, strings, lists and tensors
     *,
     alt: str,  # one sentence: what can be seen and done
     caption: str = "",  # what to look for
@@ -135,9 +153,13 @@ def interactive(
     if name not in names:
         raise ValueError(f"name={name!r} is not a figure; there are {', '.join(names)}")
     scripts = "\n".join((folder / f"{part}.js").read_text(encoding="utf-8") for part in ("kit", name))
-    values = json.dumps(data, allow_nan=False).replace("<", "\\u003c")  # nothing in the data can end the script
+    try:
+        values = json.dumps(data, allow_nan=False, default=lambda x: x.tolist())
+    except (AttributeError, ValueError) as error:
+        raise ValueError(f"data must hold finite numbers, strings, lists and tensors: {error}") from None
+    values = values.replace("<", "\\u003c")  # nothing in the data can end the script
     shown = f'<div class="ac-mount"><p class="ac-fallback">{html.escape(alt)}</p></div>'
-    figure = _figure(name, alt, caption, shown, "group")
+    figure = _figure(alt, caption, shown, f' id="fig-{name}" role="group" aria-label="{html.escape(alt)}"')
     figure.page += f"<script>(function () {{\n{scripts}\nkit.mount(document.getElementById('fig-{name}'), FIGURE, {values});\n}})();</script>"
     return figure
 
@@ -184,40 +206,48 @@ class _NotAttempted(Exception):
 
 def _call(attempt: Callable, args: tuple) -> Any:
     "The attempt's answer on a copy of `args`; `_NotAttempted` for an untouched stub, `ValueError` for a fault."
-    given = [a.detach().clone() if isinstance(a, Tensor) else a for a in args]
+    given = [a.detach().clone() if isinstance(a, Tensor) else copy.deepcopy(a) for a in args]
     try:
         answer = attempt(*given)
+    except NotImplementedError:
+        raise _NotAttempted from None
     except Exception as error:
-        if "ellipsis" in str(error).lower():  # the stub's `...` was used as a value
+        if isinstance(error, TypeError | AttributeError) and "ellipsis" in str(error):  # the stub's `...` was used as a value
             raise _NotAttempted from None
-        where = [f for f in traceback.extract_tb(error.__traceback__)[1:] if f.name == getattr(attempt, "__name__", "")]
-        line = f" in the line `{where[-1].line}`" if where and where[-1].line else ""
-        raise ValueError(f"it raised {type(error).__name__}{line}: {error}") from None
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        line = next((f" in the line `{f.line}`" for f in frames if f.line and f.name == getattr(attempt, "__name__", "")), "")
+        raise ValueError(f"it raised {type(error).__name__}{line}: {error}".removesuffix(": ")) from None
     code = getattr(attempt, "__code__", None)
     if answer is ... or (answer is None and code is not None and not code.co_names and len(code.co_code) <= 8):
         raise _NotAttempted
     if answer is None:
         raise ValueError("it returned None: is a `return` missing?")
     for position, (before, after) in enumerate(zip(args, given)):
-        if isinstance(before, Tensor) and not torch.equal(before, after.detach()):
+        if isinstance(before, Tensor) and not torch.equal(before.nan_to_num(), after.detach().nan_to_num()):
             raise ValueError(f"it changed its argument number {position + 1} in place; work on a new tensor")
     return answer
 
 # %% ../nbs/00_toolkit.ipynb #949edec9
-def _difference(answer: Any, right: Tensor, axes: Sequence[str], tolerance: float) -> str | None:
-    "Where `answer` first differs from `right`, in words."
+def _numbers(answer: Any, shape: Sequence[int]) -> Tensor:
+    "The answer as a float64 tensor on the CPU, NaN and infinity included; `ValueError` if it is none."
     try:
-        answer = torch.as_tensor(answer).detach().double().cpu()
+        answer = torch.as_tensor(answer).detach()
+        if not answer.is_complex():
+            return (answer.to_dense() if answer.layout != torch.strided else answer).double().cpu()
+        kind = "complex tensor"
     except (TypeError, ValueError, RuntimeError):
-        return f"it returned a {type(answer).__name__}; expected a tensor of shape {tuple(right.shape)}"
-    right = right.double().cpu()
-    named = ", ".join(axes)
+        kind = type(answer).__name__
+    raise ValueError(f"it returned a {kind}; expected a tensor of shape {tuple(shape)}")
+
+
+def _difference(answer: Tensor, right: Tensor, axes: Sequence[str], tolerance: float) -> str | None:
+    "Where `answer` first differs from `right`, in words."
     if answer.shape != right.shape:
-        return f"its shape is {tuple(answer.shape)}; expected {tuple(right.shape)}" + (f", the axes being ({named})" if named else "")
+        named = f", the axes being ({', '.join(axes)})" if axes else ""
+        return f"its shape is {tuple(answer.shape)}; expected {tuple(right.shape)}{named}"
     if answer.isnan().any() and not right.isnan().any():
-        return f"{int(answer.isnan().sum())} of its {answer.numel()} numbers are NaN"
-    off = (answer - right).abs() > tolerance * (1 + right.abs())
-    off |= answer.isinf() & (answer != right)
+        return f"NaN stands in {int(answer.isnan().sum())} of its {answer.numel()} numbers"
+    off = ~answer.isclose(right, rtol=tolerance, atol=tolerance, equal_nan=True)
     if not off.any():
         return None
     first = tuple(off.nonzero()[0].tolist())
@@ -237,24 +267,27 @@ def compare(
 ) -> str | None:  # what is wrong, or `None`
     "Try an attempt on all cases; name the slip it makes, or the first place where it is wrong."
     cases = list(cases)
-    answers = [_call(attempt, args) for args in cases]
-    rights = [torch.as_tensor(reference(*args)) for args in cases]
-    faults = [_difference(a, r, axes, tolerance) for a, r in zip(answers, rights)]
-    fault = next(filter(None, faults), None)
-    if fault is None:
-        return None
+    given = [_call(attempt, args) for args in cases]
+    right = [torch.as_tensor(reference(*args)) for args in cases]
+    answers = [_numbers(a, r.shape) for a, r in zip(given, right)]
+
+    def fault(answers: list[Tensor], expected: list[Tensor]) -> str | None:
+        pairs = zip(answers, (e.detach().double().cpu() for e in expected))
+        return next(filter(None, (_difference(a, e, axes, tolerance) for a, e in pairs)), None)
+
+    problem = fault(answers, right)
+    if problem is None:
+        wants_bool = any(r.dtype == torch.bool and torch.as_tensor(g).dtype != torch.bool for g, r in zip(given, right))
+        return "the numbers are right, but they must be True and False (dtype bool)" if wants_bool else None
+    filled = [a.nan_to_num(0.0, math.inf, -math.inf) for a in answers]  # which of its numbers are NaN is no mark of a slip
     for says, slip in (slips or {}).items():
-        with torch.no_grad():
-            slipped = [torch.as_tensor(slip(*args)) for args in cases]
-        same = (_difference(a, s.nan_to_num(), axes, tolerance) is None for a, s in zip(map(_filled, answers), slipped))
-        if all(same):
-            return says
-    return fault
-
-
-def _filled(answer: Any) -> Any:
-    "NaN compared as 0, so that a slip which yields NaN can be recognised."
-    return answer.detach().nan_to_num() if isinstance(answer, Tensor) else answer
+        try:
+            slipped = [torch.as_tensor(slip(*args)).double().nan_to_num(0.0, math.inf, -math.inf) for args in cases]
+            if fault(filled, slipped) is None:
+                return says
+        except Exception:  # a slip that cannot be made on these inputs is not the one
+            continue
+    return problem
 
 # %% ../nbs/00_toolkit.ipynb #a133b303
 def check(
@@ -262,11 +295,14 @@ def check(
     attempt: Callable,  # your function (not its result)
 ) -> bool:  # whether it is right
     "Check an attempt at an exercise and print what is wrong. An unknown name raises `ValueError`; the attempt's own errors do not."
-    chapter = f"attention_course._checks.{name.partition('.')[0]}"
-    if importlib.util.find_spec(chapter):
-        importlib.import_module(chapter)
+    import attention_course._checks as chapters
+
+    if not isinstance(name, str):
+        raise TypeError(f"name is a {type(name).__name__}; expected a string: check(name, attempt)")
+    for chapter in pkgutil.iter_modules(chapters.__path__, f"{chapters.__name__}."):
+        importlib.import_module(chapter.name)
     if name not in _EXERCISES:
-        raise ValueError(f"no exercise is called {name!r}; there are {', '.join(sorted(_EXERCISES)) or 'none'}")
+        raise ValueError(f"no exercise is called {name!r}; there are {', '.join(sorted(_EXERCISES))}")
     if not callable(attempt):
         print(f"✗ {name}: check wants the function itself, not a value of type {type(attempt).__name__}")
         return False
@@ -278,4 +314,4 @@ def check(
     except ValueError as error:
         problem = str(error)
     print(f"✗ {name}: {problem}" if problem else f"✓ {name}: right")
-    return problem is None
+    return not problem

@@ -164,11 +164,14 @@ def test_expanded_inputs_and_masks():
     torch.testing.assert_close(output, by_hand(q, k, v), atol=1e-12, rtol=0)
 
 
-def test_autocast_stays_finite_and_close():
+@pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast_does_not_lower_the_precision_of_scores(cast):
     q, k, v = qkv(dtype=torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        output, _ = scaled_dot_product_attention(q, k, v)
-    torch.testing.assert_close(output.double(), by_hand(q, k, v), atol=4e-2, rtol=0)
+    q, k = 20 * q, 20 * k  # products beyond the range of float16, and far beyond the precision of bfloat16
+    with torch.autocast("cpu", cast):
+        output, weights = scaled_dot_product_attention(q, k, v)
+    assert output.dtype == torch.float32
+    torch.testing.assert_close(output.double(), by_hand(q, k, v), atol=1e-4, rtol=0)
 
 
 def test_shapes_can_be_asked_of_the_meta_device():
@@ -198,6 +201,22 @@ def test_compiles_in_one_graph_for_varying_lengths(masked):
         for a, b in zip(compiled(q, k, v, mask), f(q, k, v, mask)):
             torch.testing.assert_close(a, b)
     assert len(graphs) <= 2  # one for the first length, one for all others
+
+
+@pytest.mark.usefixtures("no_shape_check")
+def test_compiles_in_one_graph_for_a_scale_that_varies():
+    q, k, v = qkv()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda s: scaled_dot_product_attention(q, k, v, scale=s)[0], backend="eager", fullgraph=True)
+    for scale in (0.1, 0.7, 2.0):
+        torch.testing.assert_close(compiled(scale), scaled_dot_product_attention(q, k, v, scale=scale)[0])
+
+
+@pytest.mark.usefixtures("no_shape_check")
+def test_maps_over_a_batch_with_vmap():
+    q, k, v = qkv()
+    mapped = torch.func.vmap(lambda *x: scaled_dot_product_attention(*x)[0])(q, k, v)
+    torch.testing.assert_close(mapped, scaled_dot_product_attention(q, k, v)[0])
 
 
 @pytest.mark.usefixtures("no_shape_check")
@@ -252,6 +271,7 @@ def test_wrong_shapes_are_named(case):
         (ok.long(), "torch.int64; expected floating point"),
         (ok.bool(), "torch.bool; expected floating point"),
         (ok.to(torch.complex64), "torch.complex64; expected"),
+        (ok.to(torch.float8_e4m3fn), "torch.float8_e4m3fn; expected floating point of 16, 32 or 64 bits"),
         (ok.double(), "they must agree"),
         (ok.half(), "they must agree"),
         ([[1.0]], "is a list; expected a tensor"),
@@ -291,6 +311,9 @@ def test_masks_that_do_not_broadcast_are_named(shape):
         (dict(scale=math.inf), ValueError),
         (dict(scale=math.nan), ValueError),
         (dict(scale="1"), TypeError),
+        (dict(scale=True), TypeError),
+        (dict(scale=torch.tensor(0.5)), TypeError),
+        (dict(dropout_p=True), TypeError),
         (dict(dropout_p=-0.1), ValueError),
         (dict(dropout_p=1.5), ValueError),
         (dict(dropout_p=math.nan), ValueError),
@@ -478,7 +501,9 @@ def test_the_gradient_of_the_entropy_survives_zeros_and_is_right_elsewhere():
     ("weights", "error", "message"),
     [
         (torch.tensor(1.0), ValueError, "scalar"),
-        (torch.tensor([0.5, -0.5]), ValueError, "negative entry, -0.5"),
+        (torch.tensor([0.5, -0.5]), ValueError, "down to -0.5"),
+        (torch.tensor([[0.5, 0.5], [3.0, 2.0]]), ValueError, r"sum to up to 5; .* \(are these scores\?\)"),
+        (torch.ones(2, 2).to(torch.float8_e4m3fn), TypeError, "float8"),
         (torch.tensor([1, 0]), TypeError, "torch.int64"),
         ([0.5, 0.5], TypeError, "list"),
     ],

@@ -194,7 +194,64 @@ def test_compare_reports_nan_and_missing_dimensions():
         return compare(attempt, lambda x: x, [(torch.ones(2, 2),)], axes=("row", "column"))
 
     assert _identity(lambda x: x) is None
-    assert _identity(lambda x: x * math.nan) == "4 of its 4 numbers are NaN"
+    assert _identity(lambda x: x * math.nan) == "NaN stands in 4 of its 4 numbers"
     assert _identity(lambda x: x.sum()) == "its shape is (); expected (2, 2), the axes being (row, column)"
     assert _identity(lambda x: x + torch.tensor([[0, 0], [0.5, 0]])) == "first difference at [row 1, column 0]: 1.5, expected 1"
     assert _identity(lambda x: x + torch.tensor([[0, 0], [math.inf, 0]])) == "first difference at [row 1, column 0]: inf, expected 1"
+
+
+def test_compare_tells_infinity_from_large_numbers_and_truth_from_one():
+    hidden = torch.zeros(2, 2).masked_fill(torch.ones(2, 2).triu(1).bool(), -math.inf)
+    for wrong in (hidden.clamp(min=-1e9), hidden.clamp(min=5.0), -hidden, hidden.nan_to_num(neginf=math.nan)):
+        assert compare(lambda: wrong, lambda: hidden, [()])
+    assert compare(lambda: hidden.float(), lambda: hidden.double(), [()]) is None
+    keep = hidden == 0
+    assert "dtype bool" in compare(lambda: keep.int(), lambda: keep, [()])
+    assert compare(lambda: keep.tolist(), lambda: keep, [()]) is None
+
+
+def test_a_slip_that_cannot_be_made_on_the_inputs_is_passed_over():
+    problem = compare(lambda x: x + 1, lambda x: x, [(torch.zeros(2, 3),)], slips={"squared": lambda x: x @ x, "one too many": lambda x: x + 1})
+    assert problem == "one too many"
+
+
+@pytest.mark.parametrize("answer", [torch.zeros(3, 5, dtype=torch.complex64), "a", {}, [[1], [2, 3]], (x for x in [1])], ids=lambda a: type(a).__name__)
+def test_an_answer_that_is_no_tensor_of_numbers_is_said_to_be_none(answer, capsys):
+    for name in ("attention.weights", "attention.aim"):
+        assert check(name, lambda *args: answer) is False
+    assert check("attention.disguise", lambda *args: (answer, answer)) is False
+    assert capsys.readouterr().out.count("it returned a") == 3
+
+
+def test_numbers_that_are_none_do_not_pass_as_a_disguise():
+    for bad in (math.nan, math.inf):
+        assert check("attention.disguise", lambda a, b: (a * bad, b)) is False
+
+
+def test_a_misspelt_einsum_is_a_mistake_and_not_an_untouched_stub(capsys):
+    assert check("attention.attend", lambda q, k, v: torch.einsum("..id,...jd->...ij", q, k)) is False
+    assert "it raised RuntimeError" in capsys.readouterr().out
+
+
+def test_stubs_in_other_words_are_stubs(capsys):
+    def says(scores, d):
+        "Only a docstring."
+
+    def refuses(scores, d):
+        raise NotImplementedError
+
+    def blank(scores, d):
+        return (... / math.sqrt(d)).softmax(-1)
+
+    def filled_in_part(scores, d):
+        return torch.softmax(..., dim=-1)
+
+    for stub in (says, refuses, blank, filled_in_part):
+        assert check("attention.weights", stub) is False
+    assert capsys.readouterr().out == "○ attention.weights: not attempted yet\n" * 4
+
+
+@pytest.mark.usefixtures("no_shape_check")
+def test_swapped_arguments_are_pointed_out():
+    with pytest.raises(TypeError, match=r"name is a function; expected a string: check\(name, attempt\)"):
+        check(attend, "attention.attend")

@@ -36,7 +36,7 @@ def test_setup_seeds_all_generators_and_says_where_it_runs(capsys):
 
 def test_a_figure_takes_the_ink_of_the_page_and_keeps_its_words():
     page = show(draw(), alt='Say "what" is <seen>', caption="Look & see")._repr_html_()
-    assert 'role="img" aria-label="Say &quot;what&quot; is &lt;seen&gt;"' in page
+    assert '<svg role="img" aria-label="Say &quot;what&quot; is &lt;seen&gt;"' in page
     assert "<figcaption>Look &amp; see</figcaption>" in page
     assert "currentColor" in page and "#000000" not in page and "#ffffff" not in page
     assert "x &lt;&amp;&gt; y</text>" in page  # text, not outlines
@@ -87,8 +87,11 @@ def test_interactive_refuses_unknown_figures_and_numbers_that_are_none():
         interactive("bars", {}, alt="Bars.")
     with pytest.raises(ValueError, match="kit"):
         interactive("kit", {}, alt="Bars.")
-    with pytest.raises(ValueError):
-        interactive("temperature", {"scores": [float("nan")]}, alt="Bars.")
+    for bad in (float("nan"), torch.tensor(float("inf")), object()):
+        with pytest.raises(ValueError, match="data must hold finite numbers"):
+            interactive("temperature", {"scores": [bad]}, alt="Bars.")
+    tensors = interactive("temperature", {**MAP, "scores": torch.tensor([1.0, 2.0])}, alt="Bars.")
+    assert tensors._repr_html_() == interactive("temperature", MAP, alt="Bars.")._repr_html_()
 
 
 @pytest.mark.parametrize("values", [torch.rand(3, 4), torch.randn(12, 9), torch.zeros(2, 2), torch.rand(3, 3, requires_grad=True), torch.rand(2, 2).half()], ids=lambda v: f"{tuple(v.shape)}-{v.dtype}")
@@ -99,6 +102,32 @@ def test_heatmaps_name_their_axes(values):
     assert ax.yaxis_inverted()  # the first query on top
     assert bool(ax.texts) == (max(values.shape) <= 8)
     plt.close(fig)
+
+
+def test_a_heatmap_leaves_hidden_scores_white_and_draws_large_maps_as_one_picture():
+    hidden = torch.tensor([[1.0, -torch.inf], [2.0, 0.0]])
+    fig, (left, right) = plt.subplots(1, 2)
+    heatmap(left, hidden)
+    assert left.collections[0].get_clim() == (0, 2)
+    assert [t.get_text() for t in left.texts] == ["1.00", "-inf", "2.00", "0.00"]
+    heatmap(right, torch.rand(128, 128))
+    assert len(show(fig, alt="Two maps.")._repr_html_()) < 200_000
+
+
+@pytest.mark.usefixtures("no_shape_check")
+def test_a_heatmap_takes_lists_and_refuses_names_that_do_not_fit():
+    ax = plt.figure().gca()
+    heatmap(ax, [[0.0, -0.0], [0.5, 0.5]], queries="ab", keys=["x", "y"])
+    assert ax.texts[1].get_text() == "0.00"  # not -0.00
+    with pytest.raises(ValueError, match=r"keys has 4 names, but values has shape \(2, 3\)"):
+        heatmap(ax, torch.zeros(2, 3), keys=list("abcd"))
+    plt.close("all")
+
+
+def test_only_a_matplotlib_figure_can_be_shown():
+    with pytest.raises(TypeError, match="fig is a Axes; expected a matplotlib figure"):
+        show(plt.figure().gca(), alt="Axes.")
+    plt.close("all")
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4), (3,), (0, 3)], ids=str)

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from ..toolkit import _call, compare, exercise
+from ..toolkit import _call, _numbers, compare, exercise
 
 
 _HALF = "`d**1/2` is half of d; write `d**0.5` or `math.sqrt(d)`"
@@ -159,7 +159,7 @@ def _aim(attempt):
         keys[1] = keys[0] * (1 - near) + keys[1] * near if near else keys[1]
         keys = keys / keys.norm(dim=-1, keepdim=True)
         for i in (0, n - 1):
-            query = torch.as_tensor(_call(attempt, (keys, i))).detach().double()
+            query = _numbers(_call(attempt, (keys, i)), (d,))
             if query.shape != (d,):
                 return f"its shape is {tuple(query.shape)}; expected ({d},)"
             weights = attention(keys, query)
@@ -185,7 +185,9 @@ def _disguise(attempt):
         answer = _call(attempt, (w_q, w_k))
         if not isinstance(answer, tuple | list) or len(answer) != 2:
             return f"it returned a {type(answer).__name__}; expected the pair (new_q, new_k)"
-        new_q, new_k = (torch.as_tensor(a).detach().double() for a in answer)
+        new_q, new_k = (_numbers(a, (d_model, d_head)) for a in answer)
+        if not (new_q.isfinite().all() and new_k.isfinite().all()):
+            return "some of its numbers are not finite"
         w_q, w_k = w_q.double(), w_k.double()
         if new_q.shape != w_q.shape or new_k.shape != w_k.shape:
             return f"the shapes are {tuple(new_q.shape)} and {tuple(new_k.shape)}; expected {tuple(w_q.shape)} twice"
