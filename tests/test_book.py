@@ -43,7 +43,9 @@ class Page(HTMLParser):
         if tag == "img":
             self.images.append(a)
         if tag == "figure" and "ac-figure" in (a.get("class") or ""):
-            self.figures.append(a)
+            self.figures.append("")
+        if self.figures and a.get("role") in ("img", "group"):     # a still figure's SVG, an interactive figure as a whole
+            self.figures[-1] = self.figures[-1] or a.get("aria-label") or ""
         if tag == "meta":
             self.meta[a.get("property") or a.get("name")] = a.get("content")
         if tag in ("script", "style"):
@@ -90,8 +92,8 @@ def test_every_picture_says_what_is_to_be_seen(name):
         if "logo" in image.get("class", "") or image.get("aria-hidden"):
             continue
         assert alt and not re.search(r"\.(png|svg|jpe?g)$|[0-9a-f]{16}", alt), f"{image.get('src')} has the alt text {alt!r}"
-    for figure in PAGES[name].figures:
-        assert len(figure.get("aria-label", "").split()) >= 4, f"a figure is described as {figure.get('aria-label')!r}"
+    for said in PAGES[name].figures:
+        assert len(said.split()) >= 4, f"a figure is described as {said!r}"
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))
@@ -117,9 +119,9 @@ def test_a_page_asks_no_other_host(name):
 
 @pytest.mark.parametrize("name", CONTENT)
 def test_ids_are_unique(name):
-    ids = PAGES[name].ids
-    twice = {i for i in ids if ids.count(i) > 1} - {"pst-version-switcher-list"}
-    assert not {i for i in twice if not i.startswith(("pst-", "searchbox", "search-"))}, twice
+    # matplotlib numbers the groups of each figure anew; nothing refers to those ids
+    ids = [i for i in PAGES[name].ids if not re.fullmatch(r"[A-Za-z0-9.]+_\d+", i)]
+    assert len(ids) == len(set(ids)), {i for i in ids if ids.count(i) > 1}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
@@ -127,7 +129,8 @@ def test_the_colab_button_is_where_a_notebook_can_run(path):
     page = HTML / f"{path.stem}.html"
     address = f"https://colab.research.google.com/github/{SETTINGS['user']}/{SETTINGS['repo']}/blob/{SETTINGS['tag']}/nbs/{path.name}"
     buttons = re.findall(r'<a href="(https://colab[^"]+)"[^>]*class="btn', page.read_text())
-    assert {html.unescape(b) for b in buttons} == ({address} if re.match(r"\d\d_", path.stem) else set())
+    can_run = "from attention_course import setup" in path.read_text()
+    assert {html.unescape(b) for b in buttons} == ({address} if can_run else set())
 
 
 @pytest.mark.parametrize("name", CONTENT)

@@ -18,13 +18,13 @@ KINDS = {
 def make_cards(app, doctree):
     for quote in list(doctree.findall(nodes.block_quote)):
         first = quote.children[0] if quote.children else None
-        if isinstance(first, nodes.paragraph) and isinstance(first.children[0], nodes.strong):
+        while isinstance(first, nodes.paragraph) and first.children and not first.children[0].astext():
+            first.remove(first.children[0])     # Markdown's empty text before the bold label
+        if isinstance(first, nodes.paragraph) and first.children and isinstance(first.children[0], nodes.strong):
             quote.replace_self(card(quote, first))
     for cell in doctree.findall(nodes.container):
         for name in [c for c in cell["classes"] if c.startswith("tag_label-")]:
             cell["ids"].append(name.removeprefix("tag_label-"))
-        if "tag_hide-input" in cell["classes"] and len(cell) == 2:
-            cell.children.reverse()     # a figure first, its folded code below
     for parent in {id(c.parent): c.parent for c in doctree.findall(is_exercise)}.values():
         gather(parent)
     subtitle(doctree)
@@ -84,6 +84,14 @@ def subtitle(doctree):
             section[1]["classes"].append("ac-promise")
 
 
+def code_below(app, doctree, docname):
+    "Where code is folded away, what it shows comes first and the fold below."
+    for cell in doctree.findall(nodes.container):
+        if "tag_hide-input" in cell["classes"] and len(cell) == 2:
+            cell.children.reverse()
+
+
 def setup(app):
     app.connect("doctree-read", make_cards)
+    app.connect("doctree-resolved", code_below)     # after MyST-NB has folded the code
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
