@@ -53,7 +53,7 @@ def says_something(text):
     return text and len(text) >= 20 and len(text.split()) >= 4 and not re.search(r"(?i)\.(png|svg|jpe?g|gif|webp)\b|[0-9a-f]{16}", text)
 
 
-@every_page
+@chapters
 def test_every_picture_is_described(look, name):
     facts = look(name, "light")
     for image in facts["images"]:

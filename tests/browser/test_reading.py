@@ -117,7 +117,7 @@ def test_every_exercise_is_a_card_whose_hint_and_solution_open_by_keyboard(opene
     assert frames.count() == len(EXERCISES[name])
     for i, number in enumerate(EXERCISES[name]):
         frame = frames.nth(i)
-        assert f"Exercise {number}" in frame.locator(".admonition-title").inner_text()
+        assert f"Exercise {number}" in frame.locator(".ac-exercise > .admonition-title").inner_text()
         for what in ("Hint", "Solution"):
             fold = frame.locator("details", has=page.locator("summary", has_text=what))
             assert fold.count() == 1, f"exercise {number} has {fold.count()} folds for its {what.lower()}"
