@@ -50,7 +50,7 @@ def _check_inputs(q, k, v, mask, scale, dropout_p) -> None:
     if mask is not None:
         _check_mask(mask, q, k)
     for name, number in (("scale", 1 if scale is None else scale), ("dropout_p", dropout_p)):
-        if isinstance(number, bool) or not isinstance(number, int | float):
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
             raise TypeError(f"{name} is a {type(number).__name__}; expected a number")
     if scale is not None and not -math.inf < scale < math.inf:
         raise ValueError(f"scale={scale} is not a finite number")
