@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 PORT   ?= 8000
-PY      = $(shell $(PYTHON) tools/env.py which)
+PY      = $(shell $(PYTHON) tools/env.py which 2> /dev/null)
 PYTEST  = $(PY) -m pytest -q
 HTML    = book/_build/html
 
@@ -20,11 +20,12 @@ export JUPYTER_PLATFORM_DIRS := 1
 help: ## this list
 	@echo "attention_course: one set of notebooks, from which come a book, a library and Colab notebooks."
 	@echo
-	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-20s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
 	@echo
 	@echo "Variables: PYTHON=python3.12 (3.11 or newer), PORT=8000 (serve), CHAPTER=05_positions (new), CHROMIUM=/path (browser)"
 
 env:
+	@command -v $(PYTHON) > /dev/null || { echo "There is no $(PYTHON) here. Name a Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) tools/env.py dev
 
 lib: env ## notebooks -> library, README and links; cleans the notebooks
