@@ -50,7 +50,7 @@ PALETTE = {
     "purple": "#B267C9",
     "red": "#E0533D",
     "grey": "#7F8790",
-}
+}  # name -> colour, each at least 3 : 1 on white and on the dark page
 
 # %% ../nbs/00_toolkit.ipynb #47d37f4f
 class _Html:
