@@ -64,6 +64,8 @@ def missing(reason):
 
 
 class Handler(SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"       # one connection for many files
+
     def log_message(self, *args):
         pass
 

@@ -16,8 +16,8 @@ FIRST = WITH_EXERCISES[0]
 
 
 def results(page):
-    page.locator("#search-results ul.search li").first.wait_for()
-    page.locator("#search-results p.search-summary").filter(has_text=re.compile(r"found|matching", re.I)).wait_for()
+    "The pages that a search finds, once it has finished."
+    page.locator("#search-results p.search-summary").filter(has_text=re.compile("finished|did not match")).wait_for()
     return page.locator("#search-results ul.search li a").evaluate_all("links => links.map(a => a.getAttribute('href').split(/[?#]/)[0])")
 
 
