@@ -86,8 +86,8 @@ def test_unit_tests_run_on_every_python_with_the_lowest_and_the_newest_torch():
 def test_a_release_is_checked_before_it_is_published():
     flow = yaml.safe_load(read(".github/workflows/release.yml"))
     assert flow[True]["push"] == {"tags": ["v*"]}       # YAML takes the key `on` for a truth value
-    commands = [s.get("run", "") for s in flow["jobs"]["build"]["steps"]]
-    assert any("make publish-check" in c for c in commands[:2 + commands.count("")]) and flow["jobs"]["publish"]["needs"] == "build"
+    commands = [s["run"] for s in flow["jobs"]["build"]["steps"] if "run" in s]
+    assert "make publish-check" in commands[0] and "make test" in commands and flow["jobs"]["publish"]["needs"] == "build"
     assert any(s.get("uses", "").startswith("pypa/gh-action-pypi-publish@") for s in flow["jobs"]["publish"]["steps"])
     assert not re.search(r"(?i)secrets\.|password|token:(?! write)", read(".github/workflows/release.yml"))
 
