@@ -91,6 +91,7 @@ def show(
     matplotlib.pyplot.close(fig)
     svg = buffer.getvalue()
     svg = re.sub("(fill|stroke): #000000", r"\1: currentColor", svg[svg.index("<svg") :])
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # matplotlib's names of groups are the same in every figure of a page
     named = f'<svg role="img" aria-label="{html.escape(alt)}" fill="currentColor" style="max-width:100%;height:auto" '
     return _figure(alt, caption, svg.replace("<svg ", named, 1))
 
@@ -125,7 +126,8 @@ def heatmap(
     finite = values.masked_fill(~values.isfinite(), 0)  # hidden scores, -inf, stay white
     top, signed = finite.abs().max().item(), bool((finite < 0).any())
     blue, orange = PALETTE["blue"], PALETTE["orange"]
-    stops = [orange + "cc", orange + "00", blue + "00", blue + "cc"] if signed else [blue + "00", blue + "cc"]
+    full = "8c"  # 55 % opaque: the page's ink stays readable on it, dark on light and light on dark
+    stops = [orange + full, orange + "00", blue + "00", blue + full] if signed else [blue + "00", blue + full]
     where = [0, 0.5, 0.5, 1] if signed else [0, 1]
     ramp = LinearSegmentedColormap.from_list("weights", list(zip(where, stops)))
     many = values.numel() > 1024  # as one picture: an SVG of so many squares would be megabytes

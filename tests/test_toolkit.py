@@ -52,8 +52,7 @@ def test_a_figure_is_closed_and_the_same_figure_gives_the_same_file():
 
 def test_two_figures_on_a_page_do_not_share_ids():
     one, two = (set(re.findall(r'\bid="([^"]+)"', show(draw(), alt=alt)._repr_html_())) for alt in ("A.", "B."))
-    shared = {i for i in one & two if not re.fullmatch(r"(figure|axes|patch|text|line2d|matplotlib\.axis|xtick|ytick|legend)_\d+", i)}
-    assert not shared
+    assert one and not one & two
 
 
 @pytest.mark.parametrize("alt", ["", "  "])
