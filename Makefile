@@ -27,6 +27,7 @@ help: ## this list
 env:
 	@command -v $(PYTHON) > /dev/null || { echo "There is no $(PYTHON) here. Name a Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) tools/env.py dev
+	@mkdir -p $(IPYTHONDIR)
 
 lib: env ## notebooks -> library, README and links; cleans the notebooks
 	@$(PY) tools/lib.py
@@ -71,9 +72,9 @@ publish-check: lib ## what must hold before a release: owner, version, tag, chan
 new: env ## a new chapter from the pattern: make new CHAPTER=05_positions
 	@$(PY) tools/new_chapter.py "$(CHAPTER)"
 
-hooks: env ## git hooks that keep notebooks clean
+hooks: env ## hooks for Jupyter and git that keep notebooks clean
 	@$(PY) -c "from nbdev.clean import nbdev_install_hooks; nbdev_install_hooks()"
-	@echo "Git now cleans notebooks as you commit them, and merges them cell by cell."
+	@echo "Jupyter now cleans the notebooks of nbdev projects as it saves them (set in ~/.jupyter), and git merges them cell by cell."
 
 clean: ## removes what was built; environments stay (delete .venv and .venv-colab by hand)
 	@rm -rf build dist book/_build book/_static/mathjax _docs _proc .pytest_cache *.egg-info

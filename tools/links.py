@@ -46,7 +46,7 @@ def rules(conf=None):
         (rf"\b{owner}\.github\.io/{ours}{end}", f"{user}.github.io/{repo}"),
         # single settings that repeat a value of settings.ini
         (r"(?m)^(  branch: )\S+(  # the tag)", rf"\g<1>{tag}\2"),
-        (r"(?m)^version: [\d.]+$", f"version: {version}"),  # CITATION.cff
+        (r"(?m)^version: \d+\.\d+\.\d+$", f"version: {version}"),  # CITATION.cff
     ]
 
 
