@@ -77,7 +77,7 @@ def _figure(alt: str, caption: str, body: str, attributes: str = "") -> _Html:
 def show(
     fig: Any,  # a matplotlib figure; it is closed afterwards
     *,
-    alt: str,  # one sentence: what is to be seen, for readers who do not see it
+    alt: str,  # one sentence: what the figure shows, for readers who do not see it
     caption: str = "",  # what to look for
 ) -> Any:  # an object that notebooks display
     "A matplotlib figure as inline SVG in the colours of the page around it."
@@ -248,7 +248,7 @@ def _difference(answer: Tensor, right: Tensor, axes: Sequence[str], tolerance: f
         named = f", the axes being ({', '.join(axes)})" if axes else ""
         return f"its shape is {tuple(answer.shape)}; expected {tuple(right.shape)}{named}"
     if answer.isnan().any() and not right.isnan().any():
-        return f"NaN stands in {int(answer.isnan().sum())} of its {answer.numel()} numbers"
+        return f"{int(answer.isnan().sum())} of its {answer.numel()} numbers came out as NaN"
     off = ~answer.isclose(right, rtol=tolerance, atol=tolerance, equal_nan=True)
     if not off.any():
         return None

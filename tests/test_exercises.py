@@ -94,7 +94,7 @@ SLIPS = [
     ("attention.attend", lambda q, k, v: (attend(q, k, v), None), "it returned a tuple"),
     ("attention.attend", lambda q, k, v: q.T @ k @ v, "it raised RuntimeError"),
     ("attention.attend", lambda q, k, v: attend(q, k, v) if q.ndim == 2 else q @ k, "right for one sentence, but for a batch it raised RuntimeError"),
-    ("attention.attend", lambda q, k, v: (q @ k.mT / q.shape[-1] ** 0.5).softmax(1) @ v, "right for one sentence, but for a batch first difference at .sentence 0, query 0"),
+    ("attention.attend", lambda q, k, v: (q @ k.mT / q.shape[-1] ** 0.5).softmax(1) @ v, "right for one sentence, but for a batch first difference at .sentence 0, query 0.*Count axes from the end"),
     ("attention.attend", lambda q, k, v: attend(q, k, v, 2 / q.shape[-1]), "half of d"),
     ("attention.attend", lambda q, k, v: attend(q, k, v, len(q) ** -0.5), "number of queries"),
     ("attention.attend", lambda q, k, v: (q @ k.T / q.shape[-1] ** 0.5).exp() @ v, "exponentials are there"),
@@ -107,6 +107,7 @@ SLIPS = [
     ("attention.temperature", overflow, "overflows"),
     ("attention.temperature", lambda s, T: (s * T).softmax(-1), "you multiplied by T"),
     ("attention.temperature", lambda s, T: s.softmax(-1), "T has no effect"),
+    ("attention.temperature", lambda s, T: s.softmax(-1) / T, "after the softmax"),
     ("attention.temperature", lambda s, T: (s - s.max()).exp() / T / ((s - s.max()).exp() / T).sum(), "after it, it cancels"),
     ("attention.temperature", lambda s, T: (s / T - s.max()).exp() / (s / T - s.max()).exp().sum(), "in the cold it still overflows"),
     ("attention.temperature", lambda s, T: overflow(s - s.mean(), T), "in the cold it still overflows"),
@@ -125,15 +126,16 @@ SLIPS = [
     ("attention.effective_keys", lambda p: (-(p * (p + 1e-3).log()).sum(-1)).exp(), "first difference"),
     ("attention.aim", unit, "how long must the query be"),
     ("attention.aim", lambda keys, i: -1e3 * keys[i], "gets the most attention"),
-    ("attention.aim", lambda keys, i: keys[i] - 0.3 * keys.mean(0), "99 % was asked for$"),
+    ("attention.aim", lambda keys, i: keys[i] - 0.3 * keys.mean(0), "the most of all, but 99 % was asked for$"),
     ("attention.aim", lambda keys, i: keys[i] * math.inf, "not finite"),
     ("attention.aim", lambda keys, i: keys[i : i + 1] * 1e4, r"its shape is \(1, 8\)"),
     ("attention.aim", lambda keys, i: keys[i] * 1e4, "times as long as it has to be"),
     ("attention.disguise", lambda a, b: (2 * a, b), "the keys are as they were"),
     ("attention.disguise", lambda a, b: (2 * a, 2 * b), "same matrix"),
     ("attention.disguise", lambda a, b: (a @ M(a), b @ torch.linalg.inv(M(a))), "transposed"),
-    ("attention.disguise", lambda a, b: (a, b), "equal those of w_q"),
-    ("attention.disguise", lambda a, b: (-a, -b), "equal those of w_q"),
+    ("attention.disguise", lambda a, b: (a, b), "as they were: rescaling"),
+    ("attention.disguise", lambda a, b: (-a, -b), "in 4 of 4 dimensions are as they were"),
+    ("attention.disguise", lambda a, b: (2 * a, b / 2), "R has to mix them"),
     ("attention.disguise", lambda a, b: 2 * a, "it returned a Tensor"),
     ("attention.disguise", lambda a, b: (a[:2], b[:2]), "the shapes are"),
     ("attention.disguise", lambda a, b: (a + 1, b - 1), "the scores differ"),
@@ -159,7 +161,6 @@ def test_slips_are_caught_and_named(name, attempt, says, capsys):
         ("attention.attend", lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None])[0]),
         ("attention.attend", lambda q, k, v: torch.einsum("...ij,...jd->...id", (torch.einsum("...id,...jd->...ij", q, k) / q.shape[-1] ** 0.5).softmax(-1), v)),
         ("attention.effective_keys", lambda p: 2 ** -(p * torch.where(p > 0, p, 1.0).log2()).sum(-1)),
-        ("attention.disguise", lambda a, b: [2 * a, b / 2]),
         ("attention.disguise", lambda a, b: (a @ M(a).flip(0), b @ torch.linalg.inv(M(a).flip(0)).T)),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -194,7 +195,7 @@ def test_compare_reports_nan_and_missing_dimensions():
         return compare(attempt, lambda x: x, [(torch.ones(2, 2),)], axes=("row", "column"))
 
     assert _identity(lambda x: x) is None
-    assert _identity(lambda x: x * math.nan) == "NaN stands in 4 of its 4 numbers"
+    assert _identity(lambda x: x * math.nan) == "4 of its 4 numbers came out as NaN"
     assert _identity(lambda x: x.sum()) == "its shape is (); expected (2, 2), the axes being (row, column)"
     assert _identity(lambda x: x + torch.tensor([[0, 0], [0.5, 0]])) == "first difference at [row 1, column 0]: 1.5, expected 1"
     assert _identity(lambda x: x + torch.tensor([[0, 0], [math.inf, 0]])) == "first difference at [row 1, column 0]: inf, expected 1"

@@ -86,6 +86,8 @@ def _attend(attempt):
         problem = compare(attempt, attend, [batch], axes=("sentence", "query", "value dimension"))
     except ValueError as error:
         problem = str(error)
+    if problem and problem.startswith(("first difference", "its shape")):
+        problem += ". Count axes from the end: dim=-1, shape[-1]"
     return problem and f"right for one sentence, but for a batch {problem}"
 
 # %% ../../nbs/exercises/attention.ipynb #e5ca8f1b
@@ -107,6 +109,7 @@ def _temperature(attempt):
             "T has no effect: divide the scores by it, before `exp` (after it, it cancels)": lambda s, T: s.softmax(-1),
             "in the cold it still overflows: the largest exponent must be 0, so subtract the largest score, and before you divide by T": lambda s, T: overflow(s / T - s.max(), 1),
             "all exponentials can become 0, and 0/0 is NaN: subtract the largest score, not the largest absolute value": lambda s, T: overflow(s - s.abs().max(), T),
+            "you divided by T after the softmax; divide the scores": lambda s, T: s.softmax(-1) / T,
             "the exponentials are there; divide them by their sum": lambda s, T: ((s - s.max()) / T).exp(),
             _NO_EXP: lambda s, T: s / s.sum(),
         },
@@ -171,7 +174,7 @@ def _aim(attempt):
             if weights[i] < 0.99:
                 along = torch.cosine_similarity(query, keys[i], dim=0) > 0.999
                 more = ". The direction is right: how long must the query be?" if along else ""
-                return f"with {n} keys of width {d}, key {i} leads with {weights[i]:.1%} of the attention; 99 % was asked for{more}"
+                return f"with {n} keys of width {d}, key {i} gets {weights[i]:.1%} of the attention, the most of all, but 99 % was asked for{more}"
             times = query.norm().item() / enough(keys, i)
             if times > 2:
                 return f"it works, but with {n} keys of width {d} the query is {times:.3g} times as long as it has to be; at most 2 was asked for"
@@ -197,11 +200,13 @@ def _disguise(attempt):
         if off > limit and torch.equal(new_k, w_k):
             return f"the keys are as they were, so nothing undoes what you did to the queries (scores differ by up to {off:.3g})"
         if off > limit and (new_k - w_k @ R).abs().max() < limit:
-            return f"both sides were multiplied by the same matrix; the keys need its inverse, transposed (scores differ by up to {off:.3g})"
+            return f"both sides were multiplied by the same matrix or number; the keys need its inverse, transposed (scores differ by up to {off:.3g})"
         if off > limit and (new_k - w_k @ torch.linalg.pinv(R)).abs().max() < limit:
             return f"the inverse is right, but it has to be transposed (scores differ by up to {off:.3g})"
         if off > limit:
             return f"the scores differ by up to {off:.3g}; they must stay the same"
-        if (new_q - w_q).abs().min() < 1e-6 or (new_q + w_q).abs().min() < 1e-6:
-            return "some entries of new_q equal those of w_q, up to sign; move them all"
+        before, after = w_q[:, None] * w_k, new_q[:, None] * new_k  # (query word, key word, dimension)
+        same = (after - before).abs().amax((0, 1)) < limit
+        if same.any():
+            return f"the scores are right, but the products in {int(same.sum())} of {d_head} dimensions are as they were: rescaling a dimension hides nothing, R has to mix them"
     return None
