@@ -22,9 +22,11 @@ help: ## this list
 	@echo
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
 	@echo
-	@echo "Variables: PYTHON=python3.12 (3.11 or newer), PORT=8000 (serve), CHAPTER=05_positions (new), CHROMIUM=/path (browser)"
+	@echo "Variables: PYTHON=python3.12 (3.11 or newer), PORT=8000 (serve), CHAPTER=05_positions (new),"
+	@echo "           CHROMIUM=/path (browser), CLAIMS='--only variance' (claims)"
 
 env:
+	@case "$(CURDIR)" in *" "*) echo "The path of this folder has a space in it, which make cannot handle: $(CURDIR)"; echo "Move the folder, then try again."; exit 1;; esac
 	@command -v $(PYTHON) > /dev/null || { echo "There is no $(PYTHON) here. Name a Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) tools/env.py dev
 	@mkdir -p $(IPYTHONDIR)
@@ -46,8 +48,8 @@ book: lib ## builds the book, runs changed chapters as Colab would, says where t
 serve: ## shows the built book at http://localhost:PORT
 	@test -f $(HTML)/index.html || { echo "There is no book yet: run 'make book' first."; exit 1; }
 	@echo "http://localhost:$(PORT)/   (Ctrl-C stops it)"
-	@$(PYTHON) -m http.server --bind 127.0.0.1 --directory $(HTML) $(PORT) 2>/dev/null || \
-	  { code=$$?; test $$code -ge 128 || echo "Port $(PORT) is taken? Try: make serve PORT=8001"; exit $$code; }
+	@$(PYTHON) -m http.server --bind 127.0.0.1 --directory $(HTML) $(PORT) || \
+	  { code=$$?; test $$code -ge 128 || echo "Is port $(PORT) taken, or no number? Try: make serve PORT=8001"; exit $$code; }
 
 browser: env ## tests the built book in Chromium
 	@test -f $(HTML)/index.html || { echo "There is no book yet: run 'make book' first."; exit 1; }

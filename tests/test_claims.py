@@ -20,7 +20,9 @@ LEDGER = claims.ledger()
 def test_every_labelled_cell_stands_in_the_ledger_and_the_other_way_round():
     in_chapters = Counter((notebook, label) for notebook in claims.notebooks() for label in claims.labels(notebook))
     assert max(in_chapters.values()) == 1, "a label stands on two cells"
-    assert {(c["notebook"], c["cell"]) for c in LEDGER} == set(in_chapters)
+    listed = {(c["notebook"], c["cell"]) for c in LEDGER}
+    assert not set(in_chapters) - listed, f"no entry in tests/claims.toml for {sorted(set(in_chapters) - listed)}"
+    assert not listed - set(in_chapters), f"no cell in nbs/ for {sorted(listed - set(in_chapters))}"
 
 
 @pytest.mark.parametrize("claim", LEDGER, ids=lambda c: c["cell"])

@@ -148,7 +148,8 @@ def public_names(module):
 def test_the_package_offers_what_its_modules_do():
     offered = [n for module in MODULES for n in public_names(module)]
     assert len(offered) == len(set(offered)), "two modules export the same name"
-    assert sorted(attention_course.__all__) == sorted(offered), "add new names to attention_course/__init__.py"
+    missing, idle = set(offered) - set(attention_course.__all__), set(attention_course.__all__) - set(offered)
+    assert not missing and not idle, f"attention_course/__init__.py lacks {sorted(missing)} and has {sorted(idle)} too many"
     for name in attention_course.__all__:
         assert getattr(attention_course, name) is not None
         assert name in dir(attention_course)
@@ -162,7 +163,7 @@ def test_type_checkers_see_every_module():
     "Lazy names are invisible to them: `if TYPE_CHECKING:` must import each module."
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     seen = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level == 1}
-    assert seen == set(MODULES)
+    assert seen == set(MODULES), f"in __init__.py, under TYPE_CHECKING: `from .NAME import *` for {sorted(seen ^ set(MODULES))}"
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -88,7 +88,7 @@ def test_every_page_is_in_both_tables_of_contents():
     pages = {p.stem for p in PAGES}
     toc = yaml.safe_load((ROOT / "book" / "_toc.yml").read_text())
     in_book = [toc["root"]] + [c["file"] for part in toc["parts"] for c in part["chapters"]]
-    assert sorted(in_book) == sorted(pages), "book/_toc.yml and nbs/ do not hold the same pages"
+    assert sorted(in_book) == sorted(pages), f"book/_toc.yml and nbs/ do not hold the same pages: {sorted(set(in_book) ^ pages)}"
 
     def flat(entries):
         for entry in entries:
@@ -96,7 +96,7 @@ def test_every_page_is_in_both_tables_of_contents():
 
     quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text())
     in_quarto = [Path(p).stem for p in flat(quarto["website"]["sidebar"]["contents"])]
-    assert sorted(in_quarto) == sorted(pages), "_quarto.yml and nbs/ do not hold the same pages"
+    assert sorted(in_quarto) == sorted(pages), f"_quarto.yml and nbs/ do not hold the same pages: {sorted(set(in_quarto) ^ pages)}"
     assert (ROOT / "nbs" / "_quarto.yml").resolve() == ROOT / "_quarto.yml", "nbs/_quarto.yml must link to ../_quarto.yml"
 
 
@@ -190,4 +190,26 @@ def test_the_reference_lists_every_public_name_once():
     import attention_course
 
     found = re.findall(r"(?m)^show_doc\(([\w.]+)\)", "\n".join(cells(ROOT / "nbs" / "reference.ipynb")))
-    assert sorted(found) == sorted(attention_course.__all__)
+    assert len(found) == len(set(found)), "a name stands twice in nbs/reference.ipynb"
+    missing, idle = set(attention_course.__all__) - set(found), set(found) - set(attention_course.__all__)
+    assert not missing and not idle, f"nbs/reference.ipynb lacks show_doc for {sorted(missing)}, and has {sorted(idle)} too many"
+
+
+def numbered():
+    return [p for p in PAGES if re.match(r"\d\d_", p.stem)]
+
+
+@pytest.mark.parametrize("path", numbered(), ids=name)
+def test_a_chapter_is_written_tested_and_on_the_map(path):
+    "`make new` gives a pattern; a chapter is done when nothing of it is left."
+    import sys
+
+    sys.path.insert(0, str(ROOT / "tools"))
+    from new_chapter import PATTERN
+
+    prompts = [line for kind, text in PATTERN if kind == "markdown" for line in text.splitlines()
+               if len(line) > 12 and not re.search(r"[{}#]|bibliography|^At the end|CONTRIBUTING", line)]
+    text = "\n".join(cells(path, "markdown"))
+    assert not [p for p in prompts if p in text], "prompts of the pattern are still there"
+    assert (ROOT / "tests" / f"test_{path.stem[3:]}.py").is_file(), f"tests/test_{path.stem[3:]}.py is missing"
+    assert f"({path.name})" in "\n".join(cells(ROOT / "nbs" / "index.ipynb", "markdown")), "nbs/index.ipynb does not link it"

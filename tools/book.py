@@ -137,6 +137,7 @@ def state(*paths):
 def readable(said):
     "The part of Sphinx's output that says what is wrong."
     said = re.sub(r"\x1b\[[\d;]*m", "", said)
+    said = re.sub(r"\.ipynb:(\d+)(\d{4}):", lambda m: f".ipynb, cell {m[1]}, line {int(m[2])}:", said)
     if failed := re.search(r"nbclient\.exceptions\.(Cell\w+: .*?)\n\nThe above exception", said, re.DOTALL):
         where = re.search(r"ExecutionError: (\S+\.ipynb)", said)
         return f"A chapter fails where it runs as in Colab: {where[1] if where else ''}\n\n{failed[1]}"
@@ -161,7 +162,7 @@ def sphinx():
         # Sphinx remembers pages that it warned about and would be silent about them the next time.
         shutil.rmtree(BUILD / ".doctrees", ignore_errors=True)
         print(readable(done.stdout))
-        sys.exit("\nThe book was not built: warnings count as errors, the first one above is the one to mend.\n"
+        sys.exit("\nThe book was not built. Warnings count as errors; mend the first one above, or the chapter that failed.\n"
                  "(All that was said: book/_build/log.txt)")
 
 
@@ -171,6 +172,7 @@ def main():
     clean_environment()
     check_clean()
     mathjax()
+    print("Running what changed, and building the pages: seconds, or some minutes where every chapter has to run ...", flush=True)
     sphinx()
     page = BUILD / "html" / "index.html"
     print(f"\nThe book is built ({time.time() - start:.0f} s). Open it:\n\n    file://{page}\n\nor, with search, run: make serve\n")

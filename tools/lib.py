@@ -15,12 +15,26 @@ import readme
 
 
 def main():
-    if not (ROOT / "nbs").glob("*.ipynb"):
+    if not any((ROOT / "nbs").glob("*.ipynb")):
         sys.exit("There are no notebooks in nbs/.")
+    before = made()
     links.rewrite()
     nbdev_export()
     nbdev_clean()
     readme.write()
+    for path, text in made().items():
+        if path in before and before[path] != text:
+            kept = ROOT / "build" / f"{path.name}.before"
+            kept.parent.mkdir(exist_ok=True)
+            kept.write_text(before[path], encoding="utf-8")
+            print(f"{path.relative_to(ROOT)} was made anew (what it was: {kept.relative_to(ROOT)})")
+
+
+def made():
+    "What the notebooks are made into, and nobody should edit by hand."
+    package = ROOT / "attention_course"
+    paths = [p for p in package.rglob("*.py") if p.name not in ("__init__.py", "_modidx.py")] + [ROOT / "README.md"]
+    return {p: p.read_text(encoding="utf-8") for p in paths if p.exists()}
 
 
 main()
