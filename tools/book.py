@@ -155,7 +155,8 @@ def sphinx():
             shutil.rmtree(old)
     environment = dict(os.environ, BOOK_CACHE=str(cache), BOOK_STATE=pages, JUPYTER_PATH=str(kernelspec()), NO_COLOR="1")
     command = [Path(sys.executable).parent / "jupyter-book", "build", "nbs", "--config", "book/_config.yml", "--toc",
-               str(ROOT / "book" / "_toc.yml"), "--path-output", "book", "-W", "--keep-going", "-n", "-q"]
+               str(ROOT / "book" / "_toc.yml"), "--path-output", "book", "--all", "-W", "--keep-going", "-n", "-q"]
+    # All pages are written each time (chapters still come from the cache): the sitemap lists only what a build writes.
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     (BUILD / "log.txt").write_text(done.stdout)
     if done.returncode:
