@@ -127,13 +127,6 @@ def mathjax():
     (target / ".version").write_text(version)
 
 
-def state(*paths):
-    digest = sha256()
-    for path in paths:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
 def readable(said):
     "The part of Sphinx's output that says what is wrong."
     said = re.sub(r"\x1b\[[\d;]*m", "", said)
@@ -146,22 +139,19 @@ def readable(said):
 
 
 def sphinx():
-    extensions = sorted((ROOT / "book" / "_ext").glob("*.py"))
-    pages = package.package_hash() + state(*extensions, ROOT / "book" / "_config.yml", ROOT / "book" / "_toc.yml")
     caches = BUILD / "executed"
     cache = caches / package.package_hash()
     for old in caches.glob("*"):
         if old != cache:
             shutil.rmtree(old)
-    environment = dict(os.environ, BOOK_CACHE=str(cache), BOOK_STATE=pages, JUPYTER_PATH=str(kernelspec()), NO_COLOR="1")
+    environment = dict(os.environ, BOOK_CACHE=str(cache), JUPYTER_PATH=str(kernelspec()), NO_COLOR="1")
     command = [Path(sys.executable).parent / "jupyter-book", "build", "nbs", "--config", "book/_config.yml", "--toc",
                str(ROOT / "book" / "_toc.yml"), "--path-output", "book", "--all", "-W", "--keep-going", "-n", "-q"]
-    # All pages are written each time (chapters still come from the cache): the sitemap lists only what a build writes.
+    # All pages are read and written each time (chapters still come from the cache): the sitemap lists only what a build
+    # writes, and Sphinx would be silent the next time about pages that it has warned of.
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     (BUILD / "log.txt").write_text(done.stdout)
     if done.returncode:
-        # Sphinx remembers pages that it warned about and would be silent about them the next time.
-        shutil.rmtree(BUILD / ".doctrees", ignore_errors=True)
         print(readable(done.stdout))
         sys.exit("\nThe book was not built. Warnings count as errors; mend the first one above, or the chapter that failed.\n"
                  "(All that was said: book/_build/log.txt)")

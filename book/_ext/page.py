@@ -1,13 +1,12 @@
-"""The book as a whole: when pages are built anew, and which buttons they carry."""
+"""The book as a whole: when chapters run anew, and which buttons pages carry."""
 import os
 
 from docutils import nodes
 
 
 def take_state(app, config):
-    "A changed package re-executes every chapter, a changed extension re-reads every page (both set by tools/book.py)."
+    "A changed package re-executes every chapter: its cache has a folder of its own (set by tools/book.py)."
     config.nb_execution_cache_path = os.environ.get("BOOK_CACHE", "")
-    config.course_state = os.environ.get("BOOK_STATE", "")
     # Jupyter Book always loads sphinx-thebe, whose script would be in each page twice. There is no live kernel here.
     app.registry.css_files = [css for css in app.registry.css_files if "thebe" not in css[0]]
     for event in ("env-before-read-docs", "doctree-resolved", "builder-inited", "html-page-context"):
@@ -28,7 +27,6 @@ def buttons(app, pagename, templatename, context, doctree):
 
 
 def setup(app):
-    app.add_config_value("course_state", "", "env")
     app.connect("config-inited", take_state, priority=900)
     app.connect("doctree-read", note_code)
     app.connect("html-page-context", buttons, priority=900)
