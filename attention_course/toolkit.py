@@ -143,7 +143,7 @@ def heatmap(
 
 # %% ../nbs/00_toolkit.ipynb #fd58fee5
 def interactive(
-    name: str,  # which figure: "attention-map", "soft-lookup" or "temperature"
+    name: str,  # which figure: a file of attention_course/figures, without ".js"
     data: dict,  # what it shows: numbers, strings, lists and tensors
     *,
     alt: str,  # one sentence: what can be seen and done
