@@ -28,10 +28,10 @@ const FIGURE = (kit, root, data) => {
   const floor = 104   // height of the arcs over the words
   const arcs = s('svg', { 'aria-hidden': 'true', height: floor })
   const chips = tokens.map((token, i) => {
-    const radio = h('input', { type: 'radio', name: 'query', onchange: () => { query = i; draw() } })
+    const radio = kit.pick('query', () => { query = i; draw() }, token)
     const share = h('span', { class: 'share', 'aria-hidden': 'true' })   // screen readers have the table
-    const label = h('label', {}, radio, h('span', {}, token), kit.painted(i))
-    return { radio, share, node: h('div', { class: 'word' }, label, share) }
+    radio.node.append(kit.painted(i))
+    return { radio: radio.input, share, node: h('div', { class: 'word' }, radio.node, share) }
   })
   const words = h('div', { class: 'words' }, ...chips.map(c => c.node))
   const reading = h('p', { class: 'reading', 'data-value': 'reading', 'aria-live': 'polite' })
@@ -121,14 +121,7 @@ const FIGURE = (kit, root, data) => {
   }
 
   const drawReading = weights => {
-    const strong = word => h('strong', {}, word)
-    const ranked = [...all].sort((a, b) => weights[b] - weights[a])
-    let top = ranked.filter((i, n) => n === 0 || n < 4 && weights[i] >= 0.05)   // what matters; the rest in one lump
-    if (top.length === ranked.length - 1) top = ranked
-    const looks = top.flatMap((i, n) => [n ? ', ' : '', strong(i === query ? 'itself' : tokens[i]), `\u00a0${percent(weights[i])}`])
-    if (top !== ranked) looks.push(`, the rest ${percent(1 - kit.sum(top.map(i => weights[i])))}`)
-    const alike = weights[ranked[0]] - weights[ranked.at(-1)] < 1e-6
-    reading.replaceChildren(strong(tokens[query]), ' looks at ', ...(alike ? ['all words alike'] : looks), '.')
+    reading.replaceChildren(h('strong', {}, tokens[query]), ' looks at ', ...kit.looks(weights, tokens, query), '.')
   }
 
   const draw = () => {
@@ -153,11 +146,8 @@ const FIGURE = (kit, root, data) => {
       .sentence { max-width: ${120 * tokens.length}px; margin: 8px auto 0 }
       .words { display: flex; flex-wrap: wrap; justify-content: space-evenly; gap: 6px 2px }
       .word { text-align: center }
-      .word label { position: relative; display: block; min-width: 40px; cursor: pointer; font-size: 1.2em }
-      .word input { position: absolute; inset: 0; width: 100%; height: 100%; margin: 0; opacity: 0; cursor: pointer }
-      .word label span { display: block; padding: 4px 10px 11px; border: 2px solid #0000; border-radius: 8px }
-      .word input:checked + span { border-color: currentColor; background: #7f879033 }
-      .word input:focus-visible + span { outline: 3px solid #3a86d6; outline-offset: 1px }
+      .word label { min-width: 40px; font-size: 1.2em }
+      .word label span { padding: 4px 10px 11px }
       .word i { position: absolute; left: 9px; right: 9px; bottom: 7px; height: 5px; border-radius: 2px }
       .share { font-size: .92em; font-variant-numeric: tabular-nums }
       .reading { margin: 12px 0 20px; text-align: center; font-size: 1.15em; min-height: 2.8em }

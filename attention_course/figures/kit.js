@@ -17,6 +17,7 @@ const kit = (() => {
     .ac { container-type: inline-size; padding: 4px; text-align: start; line-height: 1.4 }
     * { box-sizing: border-box }
     p { margin: 0 }
+    [hidden] { display: none !important }
     fieldset { min-width: 0; margin: 0; padding: 0; border: 0 }
     .head { padding: 0; font-weight: 600 }
     small { display: block; font-size: .85em; font-weight: 400 }
@@ -35,6 +36,14 @@ const kit = (() => {
     button[aria-pressed=true] { border-color: currentColor; background: #7f879033 }
     :focus-visible { outline: 3px solid #3a86d6; outline-offset: 1px }
     .row { display: flex; flex-wrap: wrap; gap: 8px }
+    .spoken { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap }
+
+    .pick { position: relative; display: block; cursor: pointer }
+    .pick input { position: absolute; inset: 0; width: 100%; height: 100%; margin: 0; opacity: 0; cursor: pointer }
+    .pick input + * { display: block; border: 2px solid #0000; border-radius: 8px }
+    .pick:hover input + * { background: #7f879022 }
+    .pick input:checked + * { border-color: currentColor; background: #7f879033 }
+    .pick input:focus-visible + * { outline: 3px solid #3a86d6; outline-offset: 1px }
 
     .bar { position: relative; display: block; height: 14px; min-width: 16px; border-radius: 3px; background: #7f879026 }
     .bar i { position: absolute; top: 0; bottom: 0; border-radius: 2px }
@@ -105,6 +114,17 @@ const kit = (() => {
     output.textContent = format(x)
   }
 
+  // Where a token looks, for a sentence: at most four others of 5 % or more, the rest in one lump.
+  const looks = (weights, tokens, query, alike = 'all words alike') => {
+    const ranked = weights.map((_, i) => i).sort((a, b) => weights[b] - weights[a])
+    if (weights.length > 1 && weights[ranked[0]] - weights[ranked.at(-1)] < 1e-6) return [alike]
+    let top = ranked.filter((i, n) => n === 0 || n < 4 && weights[i] >= 0.05)
+    if (top.length >= ranked.length - 1) top = ranked
+    const said = top.flatMap((i, n) =>
+      [n ? ', ' : '', h('strong', {}, i === query ? 'itself' : tokens[i]), `\u00a0${percent(weights[i])}`])
+    return top === ranked ? said : [...said, `, the rest ${percent(1 - sum(top.map(i => weights[i])))}`]
+  }
+
   const need = (ok, message) => { if (!ok) throw new Error(message) }
   const numbers = (xs, name, n) => {
     need(Array.isArray(xs) && xs.length > 0 && xs.every(Number.isFinite), `“${name}” must be a list of finite numbers`)
@@ -130,18 +150,33 @@ const kit = (() => {
     }
   }
 
-  // A labelled range input. It moves in 200 steps, so that arrow keys and Page Up/Down are useful; `set` can put any
-  // value in between. `valuetext` is what a screen reader says.
-  const slider = ({ name, label, min, max, log = false, format = short, onchange }) => {
-    const steps = 200
-    const map = p => p === 0 ? min : p === steps ? max
+  // Round numbers from lo to hi, about n of them, and how they read on an axis.
+  const ticks = (lo, hi, n) => {
+    const raw = (hi - lo) / n, ten = 10 ** Math.floor(Math.log10(raw))
+    const step = ten * [1, 2, 5, 10].find(m => m * ten >= raw * 0.999), start = Math.ceil(lo / step - 1e-9)
+    return Array.from({ length: Math.floor(hi / step + 1e-9) - start + 1 }, (_, i) => (start + i) * step)
+  }
+  const tick = t => String(Number(t.toPrecision(6))).replace('-', '\u2212')
+
+  // A radio button that looks like what it contains.
+  const pick = (group, onchange, ...content) => {
+    const input = h('input', { type: 'radio', name: group, onchange })
+    return { input, node: h('label', { class: 'pick' }, input, h('span', {}, ...content)) }
+  }
+
+  // A labelled range input. It moves through `choices`, or from min to max in 200 steps, so that arrow keys and Page
+  // Up/Down are useful; `set` can put any value in between. `valuetext` is what a screen reader says.
+  const slider = ({ name, label, min, max, log = false, choices, format = short, onchange }) => {
+    const steps = choices ? choices.length - 1 : 200
+    const map = p => choices ? choices[p] : p === 0 ? min : p === steps ? max
       : log ? min * (max / min) ** (p / steps) : min + (max - min) * p / steps
-    const unmap = x => Math.round(steps * (log ? Math.log(x / min) / Math.log(max / min) : (x - min) / (max - min)))
+    const unmap = x => choices ? choices.indexOf(x)
+      : Math.round(steps * (log ? Math.log(x / min) / Math.log(max / min) : (x - min) / (max - min)))
     const input = h('input', { type: 'range', id: `slider-${name}`, max: steps,
       oninput: () => onchange(map(Number(input.value))) })
     const output = value(name)
     return {
-      node: h('div', { class: 'slider' }, h('label', { for: input.id, class: 'head' }, label), output, input),
+      node: h('div', { class: 'slider' }, h('label', { for: input.id, class: 'head' }, ...[label].flat()), output, input),
       set: (x, valuetext) => {
         input.value = unmap(x)
         input.setAttribute('aria-valuetext', valuetext)
@@ -187,7 +222,7 @@ const kit = (() => {
     }
   }
 
-  const kit = { bar, col, dot, entropy, fixed, h, mount, need, number, numbers, painted, paints, percent, s, short, show,
-    slider, softmax, sum, table, temperature, tr, value }
+  const kit = { bar, col, dot, entropy, fixed, h, looks, mount, need, number, numbers, painted, paints, percent, pick, s,
+    short, show, slider, softmax, sum, table, temperature, tick, ticks, tr, value }
   return kit
 })()

@@ -17,13 +17,6 @@ const FIGURE = (kit, root, data) => {
     return { weights, output: kit.dot(weights, values) }
   }
 
-  // Round numbers from lo to hi, about n of them.
-  const ticks = (lo, hi, n) => {
-    const raw = (hi - lo) / n, ten = 10 ** Math.floor(Math.log10(raw))
-    const step = ten * [1, 2, 5, 10].find(m => m * ten >= raw * 0.999), start = Math.ceil(lo / step - 1e-9)
-    return Array.from({ length: Math.floor(hi / step + 1e-9) - start + 1 }, (_, i) => (start + i) * step)
-  }
-
   // Drawn at its real size, so that its text stays readable on a phone. Screen readers have the table.
   const plot = s('svg', { 'aria-hidden': 'true', height: 270 })
   const drawPlot = ({ weights, output }) => {
@@ -35,13 +28,12 @@ const FIGURE = (kit, root, data) => {
     const curve = Array.from({ length: 401 }, (_, i) => `${x(at(i)).toFixed(1)},${y(attend(at(i)).output).toFixed(1)}`)
     const text = (content, x, y, anchor = 'start') => s('text', { x, y, 'text-anchor': anchor }, content)
     const line = (...points) => s('polyline', { points: points.join(' '), class: 'axis' })
-    const tick = t => String(Number(t.toPrecision(6))).replace('-', '\u2212')
     plot.replaceChildren(
       line(box.left, box.top, box.left, box.bottom, box.right, box.bottom),
-      ...ticks(left, right, box.right / 80).flatMap(t =>
-        [line(x(t), box.bottom, x(t), box.bottom + 5), text(tick(t), x(t), box.bottom + 19, 'middle')]),
-      ...ticks(low - room, high + room, 5).flatMap(t =>
-        [line(box.left - 5, y(t), box.left, y(t)), text(tick(t), box.left - 8, y(t) + 4, 'end')]),
+      ...kit.ticks(left, right, box.right / 80).flatMap(t =>
+        [line(x(t), box.bottom, x(t), box.bottom + 5), text(kit.tick(t), x(t), box.bottom + 19, 'middle')]),
+      ...kit.ticks(low - room, high + room, 5).flatMap(t =>
+        [line(box.left - 5, y(t), box.left, y(t)), text(kit.tick(t), box.left - 8, y(t) + 4, 'end')]),
       text('key, query', box.right, box.bottom + 38, 'end'), text('value, output', 0, 12),
       s('polyline', { points: curve.join(' '), class: 'curve' }),
       s('polyline', { points: `${x(query)},${box.bottom} ${x(query)},${y(output)} ${box.left},${y(output)}`, class: 'guide' }),
