@@ -9,13 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 _PUBLIC = {
-    "toolkit": ("PALETTE", "check", "compare", "exercise", "heatmap", "interactive", "setup", "show", "train"),
+    "toolkit": ("PALETTE", "check", "compare", "exercise", "heatmap", "interactive", "measured", "setup", "show", "train"),
     "attention": ("attention_entropy", "scaled_dot_product_attention"),
+    "masking": (
+        "causal_mask", "combine_masks", "document_mask", "fused_attention", "mask_from_huggingface",
+        "mask_from_torch", "padding_mask", "prefix_mask", "to_additive", "window_mask",
+    ),
+    "multi_head": ("MultiHeadAttention",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 
 if TYPE_CHECKING:  # for editors and type checkers, to which the lazy half would hide every spelling mistake
     from .attention import *
+    from .masking import *
+    from .multi_head import *
     from .toolkit import *
 else:
     __all__ = sorted(_HOME)

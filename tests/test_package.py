@@ -82,7 +82,7 @@ def wheel():
 def test_the_wheel_holds_the_library_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         inside = {n for n in archive.namelist() if ".dist-info/" not in n}
-    expected = {p.relative_to(ROOT).as_posix() for pattern in ("**/*.py", "py.typed", "figures/*.js") for p in PACKAGE.glob(pattern)}
+    expected = {p.relative_to(ROOT).as_posix() for pattern in ("**/*.py", "py.typed", "figures/*.js", "results/*.json") for p in PACKAGE.glob(pattern)}
     assert inside == expected
     assert {"attention_course/py.typed", "attention_course/__init__.py", "attention_course/figures/kit.js"} <= inside
 

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from attention_course import PALETTE, heatmap, interactive, setup, show, train
+from attention_course import PALETTE, heatmap, interactive, measured, setup, show, train
 
 plt = pytest.importorskip("matplotlib.pyplot")
 plt.switch_backend("agg")
@@ -152,3 +152,19 @@ def test_train_stops_at_a_loss_that_is_not_finite():
     weight = torch.ones((), requires_grad=True)
     with pytest.raises(FloatingPointError, match="nan at step 0"):
         train([weight], lambda: weight * float("nan"), steps=3)
+
+
+@pytest.mark.usefixtures("no_shape_check")
+def test_measured_hands_over_the_rows_and_says_where_they_are_from():
+    found = measured("multi_head-cpu")
+    assert found["rows"] and all(row["ratio"] > 0 for row in found["rows"])
+    for part in (found["hardware"]["name"], f"{found['threads']} threads", "torch " + found["versions"]["torch"], found["date"]):
+        assert part in found["line"]
+    found["rows"].clear()
+    assert measured("multi_head-cpu")["rows"]  # a reader who changes the rows changes a copy
+
+
+@pytest.mark.parametrize("name", ["abacus", "", "../pyproject", "multi_head-cpu.json"])
+def test_what_was_not_measured_is_refused_with_what_was(name):
+    with pytest.raises(ValueError, match=re.escape(f"name={name!r} was not measured; there are ") + ".*multi_head-cpu"):
+        measured(name)
