@@ -23,7 +23,7 @@ help: ## this list
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
 	@echo
 	@echo "Variables: PYTHON=python3.12 (3.11 or newer), PORT=8000 (serve), CHAPTER=05_positions (new),"
-	@echo "           CHROMIUM=/path (browser), CLAIMS='--only variance' (claims)"
+	@echo "           CHROMIUM=/path (browser), CLAIMS='--only variance' (claims), BENCH='multi_head --quick' (bench)"
 
 env:
 	@case "$(CURDIR)" in *" "*) echo "The path of this folder has a space in it, which make cannot handle: $(CURDIR)"; echo "Move the folder, then try again."; exit 1;; esac
@@ -58,9 +58,8 @@ browser: env ## tests the built book in Chromium
 claims: env ## breaks each claimed idea in the library and sees its check fail
 	@$(PY) tools/claims.py $(CLAIMS)
 
-bench: env ## measures against peers; results go to benchmarks/results
-	@if test -f benchmarks/run.py; then $(PY) benchmarks/run.py; \
-	  else echo "No benchmarks yet: the chapters that measure speed bring benchmarks/run.py."; fi
+bench: env ## measures against peers: the rows that chapters quote
+	@$(PY) benchmarks/run.py $(BENCH)
 
 quarto: lib ## nbdev's own documentation, through Quarto where it is installed
 	@$(PY) tools/quarto.py

@@ -125,7 +125,7 @@ def test_a_document_names_only_commands_and_files_that_exist(name):
     tracked = {n for n, _ in files()}
     known = tracked | {str(p) for n in tracked for p in Path(n).parents}
     made_up = {"nbs/NN_topic.ipynb", "nbs/exercises/topic.ipynb", "nbs/05_positions.ipynb", "attention_course/positions.py", "tests/test_positions.py",
-               "attention_course/figures/name.js", "benchmarks"}        # examples, and what is to come
+               "attention_course/figures/name.js", "build/bench"}       # examples, and what a run makes
     for path in {s.rstrip("/") for s in snippets if re.fullmatch(r"[\w.-]+(?:/[\w.*-]+)+/?|[\w-]+\.(?:md|ini|toml|yml|cff|ipynb)|\.[\w-]+(?:/[\w.-]+)+", s)}:
         if path in made_up or path.startswith(".venv/"):
             continue
