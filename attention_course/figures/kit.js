@@ -39,7 +39,8 @@ const kit = (() => {
     .spoken { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap }
 
     .pick { position: relative; display: block; cursor: pointer }
-    .pick input { position: absolute; inset: 0; width: 100%; height: 100%; margin: 0; opacity: 0; cursor: pointer }
+    .pick input { position: absolute; inset: 0; width: 100%; height: 100%; margin: 0; z-index: 1; opacity: 0;
+      cursor: pointer }
     .pick input + * { display: block; border: 2px solid #0000; border-radius: 8px }
     .pick:hover input + * { background: #7f879022 }
     .pick input:checked + * { border-color: currentColor; background: #7f879033 }

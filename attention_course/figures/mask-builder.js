@@ -107,12 +107,14 @@ const FIGURE = (kit, root, data) => {
     code.textContent = call()
     realSlider.set(real, `${real} of ${n} tokens are real`)
     windowSlider.set(window, window ? `a window of ${window}` : 'no window')
+    reach.textContent = causal ? 'looking back' : 'to both sides'
     causalBox.checked = causal
   }
 
-  const realSlider = kit.slider({ name: 'real', label: [swatch('padding'), 'Padding: real tokens'],
+  const reach = h('span')
+  const realSlider = kit.slider({ name: 'real', label: [swatch('padding'), 'Padding, real tokens'],
     choices: [...all, n], format: kit.tick, onchange: x => { real = x; draw() } })
-  const windowSlider = kit.slider({ name: 'window', label: [swatch('window'), 'Window: positions'],
+  const windowSlider = kit.slider({ name: 'window', label: [swatch('window'), 'Window, ', reach],
     choices: [...all.map(i => i + 1), 0], format: x => x ? kit.tick(x) : 'off', onchange: x => { window = x; draw() } })
   const causalBox = h('input', { type: 'checkbox', id: 'causal', onchange: () => { causal = causalBox.checked; draw() } })
 
@@ -126,17 +128,18 @@ const FIGURE = (kit, root, data) => {
       .panels { display: grid; gap: 20px 36px; margin-top: 14px } .panels > div, fieldset { min-width: 0 }
       .map { table-layout: fixed; max-width: 440px; border-collapse: separate; border-spacing: 2px; margin-left: -2px }
       .map tr { border: 0 } .map thead th { height: auto; padding: 0 0 4px; text-align: center; font-weight: 400 }
-      .map thead th span { writing-mode: vertical-rl; transform: rotate(180deg) } 
-      .map thead td { width: 68px; border: 0; vertical-align: bottom; text-align: start; line-height: 1.2 }
-      .map th { padding: 0 } .map .pick > span { padding: 1px 4px; line-height: 1.15; min-height: 32px; align-content: center }
+      .map thead th span { writing-mode: vertical-rl; transform: rotate(180deg) }
+      .map thead td { width: 72px; border: 0; vertical-align: bottom; text-align: start; line-height: 1.2 }
+      .map th { padding: 0 } .map .pick > span { padding: 1px 4px; line-height: 1.15; min-height: 36px; align-content: center }
       .map small { font-size: .75em; white-space: nowrap }
-      .map td { height: 36px; padding: 0; text-align: center; font-size: .9em; border: 1px solid #7f879055; background-clip: padding-box; cursor: pointer;
+      .map td { height: 38px; padding: 0; text-align: center; font-size: .9em; border: 1px solid #7f879055; background-clip: padding-box; cursor: pointer;
         forced-color-adjust: none; print-color-adjust: exact }
       .map .chosen { outline: 2px solid currentColor; border-radius: 6px }
       .why { font-size: .85em; line-height: 1.1 } .why:not(:empty) { display: block }
       .asks { margin-bottom: 4px } .note { margin-top: 6px } .row th:first-child { width: 1% }
       .reading { margin: 14px 0; font-size: 1.1em; text-align: center; min-height: 2.8em }
       code { overflow-wrap: anywhere; font-size: .95em }
+      @container (max-width: 310px) { .map td { font-size: .8em } }
       @container (min-width: 620px) { .controls { grid-template-columns: 1fr auto 1fr; align-items: center }
         .panels { grid-template-columns: 1fr 1fr } .reading { min-height: 0 } }`),
     h('div', { class: 'controls' }, realSlider.node,

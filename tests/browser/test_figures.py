@@ -9,7 +9,8 @@ import re
 import pytest
 import torch
 
-from attention_course import attention_entropy, scaled_dot_product_attention
+from attention_course import attention_entropy, interactive, scaled_dot_product_attention
+from attention_course.masking import causal_mask, padding_mask, window_mask
 
 from .conftest import CONTENTS, ROOT, cells
 
@@ -71,7 +72,42 @@ def soft_lookup(data, state):
     return {"query": state["query"], "temperature": state["temperature"], **numbers("weight", weights), "output": output}
 
 
-WORTH = {"attention-map": attention_map, "temperature": temperature, "soft-lookup": soft_lookup}
+def influence(data, state):
+    here = data["distances"].index(state["distance"])
+    worth = {"distance": state["distance"]}
+    if "gain" in state:
+        worth["gain"] = state["gain"]
+    for k, curve in enumerate(c for c in data["curves"] if c["kind"] != "rnn" or c["gain"] == state.get("gain", c["gain"])):
+        worth |= {f"influence-{k}": curve["influence"][here], f"ratio-{k}": curve["influence"][0] / curve["influence"][here]}
+    return worth
+
+
+def mask_of(n, state):
+    "The library's mask for what the controls say."
+    real, window = state["real"], state["window"] or None
+    mask = torch.ones(n, n, dtype=torch.bool) if window is None else window_mask(n, window=window)
+    return padding_mask([real], n)[0, 0] & (causal_mask(n, window=window) if state["causal"] else mask)
+
+
+def mask_builder(data, state):
+    scores = float64(data["scores"])
+    n, i, mask, unit = len(scores), state["query"], mask_of(len(scores), state), torch.eye(len(scores), dtype=torch.float64)
+    _, weights = scaled_dot_product_attention(scores, unit, unit, mask, scale=1.0)    # q · k is the score itself
+    worth = {f"weight-{i}-{j}": weights[i, j].item() for i in range(n) for j in range(n)}
+    return worth | {**numbers("score", scores[i]), **numbers("row-weight", weights[i]), "real": state["real"], "window": state["window"],
+                    "visible": mask.sum().item(), "share": mask.double().mean().item(), "row-visible": mask[i].sum().item()}
+
+
+def head_explorer(data, state):
+    heads = float64(data["texts"][state["text"]]["heads"])
+    weights, places = heads[state["head"], state["query"]], torch.arange(heads.shape[-1])
+    entropy = attention_entropy(weights).item()
+    far = (heads * (places[:, None] - places).abs()).sum(-1).mean(-1)
+    return {**numbers("weight", weights), **numbers("distance", far), "top": weights.max().item(), "entropy": entropy, "choices": math.exp(entropy)}
+
+
+WORTH = {"attention-map": attention_map, "temperature": temperature, "soft-lookup": soft_lookup, "influence": influence,
+         "mask-builder": mask_builder, "head-explorer": head_explorer}
 
 
 # --- what is shown -------------------------------------------------------------------
@@ -119,6 +155,11 @@ class Figure:
 def reads_as(text, number):
     "Is `text` this number, rounded to the digits it has? `<1 %` and `>99 %` are what they say."
     plain = text.replace("\u2212", "-").replace("\u00a0", " ")
+    if re.fullmatch("off|–|0? hidden by .+", plain):     # a window of 0; a weight of 0
+        return number == 0
+    if power := re.fullmatch("([1-9]\\.\\d)·10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", plain):
+        ten = 10.0 ** int(power[2].translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")))
+        return abs(number - float(power[1]) * ten) <= 0.0501 * ten
     found = re.fullmatch(r"([<>]?)(-?\d+(?:\.(\d+))?)( %)?", plain)
     if not found:
         return False
@@ -306,3 +347,235 @@ def test_soft_lookup(figure, page_name):
     it.press("End")
     nearest = it.data["values"][max(range(len(keys)), key=lambda i: keys[i])]
     assert it.shown()["output"][0] == pytest.approx(nearest, abs=1e-6)
+
+
+def steps(it, slider, name, state, choices):
+    "Steer a focused slider that moves through `choices`, one by one."
+
+    def press(key, place):
+        spoken = slider.get_attribute("aria-valuetext")
+        it.press(key)
+        before, state[name] = state[name], choices[place]
+        it.agrees(state)
+        assert (slider.get_attribute("aria-valuetext") != spoken) == (state[name] != before), key
+
+    press("Home", 0)
+    for place in range(1, min(len(choices), 12)):
+        press("ArrowRight" if place % 2 else "ArrowUp", place)
+    press("End", -1)
+    for back in range(1, min(len(choices), 4)):
+        press("ArrowLeft" if back % 2 else "ArrowDown", -1 - back)
+
+
+# --- influence over distance -----------------------------------------------------------
+
+
+@those("influence")
+def test_influence(figure, page_name):
+    it = figure(page_name, "influence")
+    distances, gains = it.data["distances"], sorted(c["gain"] for c in it.data["curves"] if c["kind"] == "rnn")
+    state = {"distance": it.data.get("distance", distances[len(distances) // 2])}
+    if len(gains) > 1:
+        state["gain"] = it.data.get("gain", gains[len(gains) // 2])
+
+    def exact():    # influences are so small that "equal to nine decimals" says nothing, and "0.000" even less
+        for name, (number, text) in it.agrees(state).items():
+            assert number == influence(it.data, state)[name] and re.search("[1-9]", text), (name, number, text)
+
+    exact()
+    it.enter()
+    steps(it, it.node.get_by_role("slider", name="Distance"), "distance", state, distances)
+    if len(gains) > 1:
+        it.press("Tab")
+        steps(it, it.node.locator("#slider-gain"), "gain", state, gains)
+        said = it.text("reading")
+        it.press("Home" if state["gain"] != gains[0] else "End")
+        state["gain"] = it.shown()["gain"][0]
+        assert it.text("reading") != said and it.node.locator("[data-value=reading]").get_attribute("aria-live") == "polite"
+    exact()
+
+
+@those("influence")
+@pytest.mark.parametrize("view", ["light", "phone"])
+def test_influence_can_be_pointed_at(figure, page_name, view):
+    it = figure(page_name, "influence", view)
+    plot, distances = it.node.locator("svg").first, it.data["distances"]
+    plot.scroll_into_view_if_needed()
+    box, seen = plot.bounding_box(), []
+    for part in (0.999, 0.6, 0.01):
+        place = {"x": part * box["width"], "y": box["height"] / 2}
+        plot.tap(position=place) if view == "phone" else plot.click(position=place)
+        seen.append(it.shown()["distance"][0])
+    assert seen[0] == distances[-1] > seen[1] > seen[2] == distances[0]
+
+
+# --- the mask builder ------------------------------------------------------------------
+
+
+def hidden_by(n, state, i):
+    "For each key of row i, the parts of the mask that hide it."
+    causal, window = causal_mask(n), state["window"] or n
+    near = causal_mask(n, window=window) | ~causal if state["causal"] else window_mask(n, window=window)
+    seen = {"padding": padding_mask([state["real"]], n)[0, 0].expand(n, n), "window": near}
+    if state["causal"]:
+        seen["causal"] = causal
+    return [{part for part, mask in seen.items() if not mask[i, j]} for j in range(n)]
+
+
+def masked(it, state):
+    "All that is shown is the library's, what hides a key is named, and so is the call that makes the mask."
+    n, shown = len(it.data["tokens"]), it.agrees(state)
+    words = {"padding", "causal", "window"}
+    rows = it.node.locator(".row-view tbody tr").evaluate_all("rows => rows.map(row => row.cells[2].textContent)")
+    for j, parts in enumerate(hidden_by(n, state, state["query"])):
+        cell = shown[f"weight-{state['query']}-{j}"][1]
+        assert set(re.findall(r"[a-z]+", cell)) & words == parts and set(re.findall(r"[a-z]+", rows[j])) & words == parts, (j, state)
+    mask = mask_of(n, state)
+    call = eval(it.text("code"), {"padding_mask": padding_mask, "causal_mask": causal_mask, "window_mask": window_mask})
+    assert mask.all() if call is None else torch.equal(call.expand(1, 1, n, n)[0, 0], mask)
+    blank = it.node.locator(".map tbody tr").evaluate_all("rows => rows.map(row => row.querySelector('small').checkVisibility())")
+    assert blank == [not row.any() for row in mask], "a row says that it sees nothing, and is wrong"
+    said = it.text("reading")
+    assert ("sees nothing" in said) == (not mask[state["query"]].any()) and f"{mask.sum()} of {n * n}" in said, said
+
+
+@those("mask-builder")
+def test_mask_builder_by_keyboard(figure, page_name):
+    it = figure(page_name, "mask-builder")
+    n = len(it.data["tokens"])
+    state = {name: it.data.get(name) or 0 for name in ("real", "window", "query")} | {"causal": it.data["causal"]}
+    masked(it, state)
+    it.enter()
+    steps(it, it.node.locator("#slider-real"), "real", state, range(n + 1))
+    masked(it, state)
+    it.press("Tab")
+    for _ in range(2):
+        it.press("Space")
+        state["causal"] = not state["causal"]
+        masked(it, state)
+    it.press("Tab")
+    steps(it, it.node.locator("#slider-window"), "window", state, [*range(1, n + 1), 0])
+    it.press("Tab")
+    for _ in range(n):
+        it.press("ArrowDown")
+        state["query"] = (state["query"] + 1) % n
+        masked(it, state)
+    assert it.node.locator("[data-value=reading]").get_attribute("aria-live") == "polite"
+
+
+@those("mask-builder")
+@pytest.mark.parametrize("view", ["light", "phone"])
+def test_mask_builder_combines_its_parts(figure, page_name, view):
+    it = figure(page_name, "mask-builder", view)
+    n = len(it.data["tokens"])
+    for causal in (True, False):
+        it.node.get_by_role("checkbox", name="Causal").set_checked(causal)
+        for real in (0, n // 2 + 1, n):
+            it.node.locator("#slider-real").fill(str(real))
+            for window in (1, 2, 0):
+                it.node.locator("#slider-window").fill(str((window - 1) % (n + 1)))     # 0, which is off, stands last
+                query = (real + window) % n
+                cell = it.node.locator(".map tbody tr").nth(query).locator("td").nth(window % n)
+                cell.tap() if view == "phone" else cell.click()
+                masked(it, {"causal": causal, "real": real, "window": window, "query": query})
+
+
+# --- the head explorer -----------------------------------------------------------------
+
+
+@those("head-explorer")
+def test_head_explorer_by_keyboard(figure, page_name):
+    it = figure(page_name, "head-explorer")
+    texts, heads = it.data["texts"], len(it.data["names"])
+    state = {name: it.data.get(name, 0) for name in ("text", "head", "query")}
+    it.agrees(state)
+    it.enter()
+    if len(texts) > 1:
+        for _ in texts:     # once round
+            it.press("ArrowRight")
+            state["text"] = (state["text"] + 1) % len(texts)
+            state["query"] = min(state["query"], len(texts[state["text"]]["tokens"]) - 1)
+            it.agrees(state)
+        it.press("Tab")
+    readings = set()
+    for _ in range(heads):
+        it.press("ArrowRight")
+        state["head"] = (state["head"] + 1) % heads
+        it.agrees(state)
+        assert it.node.get_by_role("group", name="Pick a head").get_by_role("radio").nth(state["head"]).is_checked()
+        readings.add(it.text("reading"))
+    assert len(readings) == heads, "the sentence that screen readers hear does not follow"
+    it.press("Tab")
+    tokens = texts[state["text"]]["tokens"]
+    for _ in tokens:
+        it.press("ArrowRight")
+        state["query"] = (state["query"] + 1) % len(tokens)
+        it.agrees(state)
+        assert it.text("reading").startswith(f"{it.data['names'][state['head']]}: {tokens[state['query']].strip()}"), it.text("reading")
+    assert it.node.locator("[data-value=reading]").get_attribute("aria-live") == "polite"
+
+
+@those("head-explorer")
+@pytest.mark.parametrize("view", ["light", "phone"])
+def test_head_explorer_by_pointer(figure, page_name, view):
+    it = figure(page_name, "head-explorer", view)
+    act = "tap" if view == "phone" else "click"
+    for text, content in enumerate(it.data["texts"]):
+        if len(it.data["texts"]) > 1:
+            getattr(it.node.get_by_role("group", name="The text").get_by_role("radio").nth(text), act)()
+        for head in range(len(it.data["names"])):
+            getattr(it.node.get_by_role("group", name="Pick a head").get_by_role("radio").nth(head), act)()
+            query = head % len(content["tokens"])
+            getattr(it.node.get_by_role("group", name="Pick the token").get_by_role("radio").nth(query), act)()
+            it.agrees({"text": text, "head": head, "query": query})
+
+
+@those("head-explorer")
+def test_the_small_maps_are_the_heads(figure, page_name):
+    "The middle of each square of each map is as opaque as its weight says."
+    it = figure(page_name, "head-explorer")
+    drawn = it.node.evaluate("""figure => [...figure.querySelector('.ac-mount').shadowRoot.querySelectorAll('canvas')].map(canvas =>
+        [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data].filter((_, i) => i % 4 === 3))""")
+    for opacity, weights in zip(drawn, it.data["texts"][it.data.get("text", 0)]["heads"], strict=True):
+        size, n = math.isqrt(len(opacity)), len(weights)
+        for i in range(n):
+            for j in range(n):
+                at = int((i + 0.5) * size / n) * size + int((j + 0.5) * size / n)
+                assert abs(opacity[at] - 255 * min(1, weights[i][j] ** 0.5)) < 2, (i, j)
+
+
+# --- data that no figure can show --------------------------------------------------------
+
+NEAR = {"distances": [1, 2], "curves": [{"label": "RNN", "kind": "rnn", "gain": 0.9, "influence": [1, 0.1]}]}
+MASK = {"tokens": ["a", "b"], "scores": [[0, 1], [1, 0]], "real": 2, "causal": True, "window": 0, "query": 0}
+HEADS = {"texts": [{"tokens": ["a", "b"], "heads": [[[1, 0], [0.5, 0.5]]]}], "names": ["one"], "text": 0, "head": 0, "query": 1}
+
+
+@pytest.mark.parametrize("name, data, complaint", [
+    ("influence", NEAR, None),
+    ("influence", {**NEAR, "distances": [2, 1]}, "must rise"),
+    ("influence", {**NEAR, "distances": [1, 2, 3]}, "holds 2 numbers, but needs 3"),
+    ("influence", {**NEAR, "curves": [{**NEAR["curves"][0], "influence": [1, 0]}]}, "must be above 0"),
+    ("influence", {**NEAR, "gain": 0.8}, "one of the gains"),
+    ("influence", {**NEAR, "curves": NEAR["curves"] * 2}, "the same gain"),
+    ("mask-builder", MASK, None),
+    ("mask-builder", {**MASK, "window": None}, None),
+    ("mask-builder", {**MASK, "tokens": ["a"] * 9}, "more than the eight"),
+    ("mask-builder", {**MASK, "scores": [[0, 1]]}, "one row per token"),
+    ("mask-builder", {**MASK, "real": 3}, "whole number from 0 to 2"),
+    ("mask-builder", {**MASK, "query": 2}, "whole number from 0 to 1"),
+    ("head-explorer", {**HEADS, "causal": True}, None),
+    ("head-explorer", {**HEADS, "names": ["one", "two"]}, "one map per name"),
+    ("head-explorer", {**HEADS, "query": 2}, "no index"),
+    ("head-explorer", {**HEADS, "texts": [{"tokens": ["a", "b"], "heads": [[[1, 0.5], [0.5, 0.5]]]}]}, "sum to 1"),
+    ("head-explorer", {**HEADS, "texts": [{"tokens": ["a", "b"], "heads": [[[0, 1], [0, 1]]]}], "causal": True}, "looks ahead"),
+])
+def test_bad_data_is_named_in_the_figure(contexts, name, data, complaint):
+    page = contexts("light").new_page()
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.set_content(interactive(name, data, alt="What can be seen and done.")._repr_html_())
+    alerts = page.get_by_role("alert").all_inner_texts()
+    page.close()
+    assert not errors
+    assert not alerts if complaint is None else complaint in alerts[0], alerts
