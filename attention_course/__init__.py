@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 _PUBLIC = {
     "toolkit": ("PALETTE", "check", "compare", "exercise", "heatmap", "interactive", "measured", "setup", "show", "train"),
+    "recurrence": ("influence", "lstm_cell", "rnn_cell", "unroll"),
     "attention": ("attention_entropy", "scaled_dot_product_attention"),
     "masking": (
         "causal_mask", "combine_masks", "document_mask", "fused_attention", "mask_from_huggingface",
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # for editors and type checkers, to which the lazy half would
     from .attention import *
     from .masking import *
     from .multi_head import *
+    from .recurrence import *
     from .toolkit import *
 else:
     __all__ = sorted(_HOME)
