@@ -198,9 +198,9 @@ def measured(
     found = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     machine, versions = found["hardware"], dict(found["versions"])
     ours = versions.pop("attention_course")
-    threads = f", {found['threads']} threads" if machine["kind"] == "cpu" else ""
-    where = f"{machine['name']}{threads}"
-    found["line"] = " · ".join([where, *map(" ".join, versions.items()), f"attention_course {ours}", found["date"]])
+    threads = [f"threads: {found['threads']}"] if machine["kind"] == "cpu" else []
+    software = [f"{part} {version}" for part, version in versions.items()]
+    found["line"] = " · ".join([machine["name"], *threads, *software, f"attention_course {ours}", found["date"]])
     return found
 
 # %% ../nbs/00_toolkit.ipynb #cfd5031b

@@ -30,6 +30,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "attention_course" / "results"      # benchmarks/results is a link to it: the package carries the rows
 TRIALS = HERE.parent / "build" / "bench"                    # where --quick writes: nobody should mistake it for a result
+sys.path.insert(0, str(HERE.parent))                        # what is measured is this checkout, installed or not
 
 
 # --- time ------------------------------------------------------------------------------------------------------------
@@ -223,14 +224,15 @@ def perform(name, module, options):
         results = Results(folder / f"{name}-{machine['kind']}.json", about, keep=options.resume or bool(options.only))
     except ValueError as error:
         sys.exit(f"{error}. Without --resume and --only all is measured anew; --out FOLDER writes elsewhere.")
-    print(f"{name}: {says(module)}\n{machine['name']}, {about['threads']} threads, torch {torch.__version__} -> {results.path}", flush=True)
-    if hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5:
-        print(f"Something else is running here (load {os.getloadavg()[0]:.1f}): ratios will spread, and a quiet minute is worth waiting for.")
+    print(f"{name}: {says(module)}\n{machine['name']}, threads: {about['threads']}, torch {torch.__version__} -> {results.path}", flush=True)
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0
+    if load > os.cpu_count() / 4:
+        print(f"Something else is running here (load {load:.1f}): ratios will spread, and a quiet minute is worth waiting for.")
     cases = list(module.cases(options.quick))
     chosen = [case for case in cases if wanted(case, options.only)]
     if not chosen:
         sys.exit(f"--only {' '.join(options.only)}: no case of {name} is like that")
-    budget = options.budget if options.budget is not None else 0.2 if options.quick else 1.2
+    budget = options.budget if options.budget is not None else 0.2 if options.quick else 1.0
 
     def timed(calls):
         return in_turn(calls, budget=budget)

@@ -158,7 +158,7 @@ def test_train_stops_at_a_loss_that_is_not_finite():
 def test_measured_hands_over_the_rows_and_says_where_they_are_from():
     found = measured("multi_head-cpu")
     assert found["rows"] and all(row["ratio"] > 0 for row in found["rows"])
-    for part in (found["hardware"]["name"], f"{found['threads']} threads", "torch " + found["versions"]["torch"], found["date"]):
+    for part in (found["hardware"]["name"], f"threads: {found['threads']}", "torch " + found["versions"]["torch"], found["date"]):
         assert part in found["line"]
     found["rows"].clear()
     assert measured("multi_head-cpu")["rows"]  # a reader who changes the rows changes a copy
