@@ -74,7 +74,7 @@ def unroll(
 ) -> tuple[Float[Tensor, "*b n d"], Tensor | tuple[Tensor, ...]]:  # h after each step; the last state
     "A cell applied to one position after the other. Raises `TypeError` and `ValueError` as the cell does."
     if not isinstance(x, Tensor) or x.ndim < 2:
-        kind = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        kind = tuple(x.shape) if isinstance(x, Tensor) else f"a {type(x).__name__}"
         raise ValueError(f"x is {kind}; expected a tensor of shape (..., n, d_in)")
     outputs = []
     for step in x.unbind(dim=-2):
@@ -96,15 +96,15 @@ def influence(
     `TypeError` for anything but a floating-point tensor, `ValueError` for wrong shapes.
     """
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        kind = x.dtype if isinstance(x, Tensor) else f"a {type(x).__name__}"
         raise TypeError(f"x is {kind}; expected a floating-point tensor")
-    if x.ndim != 2:
-        raise ValueError(f"x has shape {tuple(x.shape)}; expected (n, d), one sequence")
+    if x.ndim != 2 or len(x) == 0:
+        raise ValueError(f"x has shape {tuple(x.shape)}; expected (n, d), at least one position")
     with torch.enable_grad():
         x = x.detach().clone().requires_grad_()
         y = f(x)
-        if not isinstance(y, Tensor) or y.ndim != 2 or len(y) != len(x) or len(x) == 0:
-            kind = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        if not isinstance(y, Tensor) or y.ndim != 2 or len(y) != len(x):
+            kind = tuple(y.shape) if isinstance(y, Tensor) else f"a {type(y).__name__}"
             raise ValueError(f"f(x) is {kind} for x {tuple(x.shape)}; expected ({len(x)}, d_out)")
         total = x.new_zeros(len(x), dtype=torch.float64)
         for number in y[-1] if y.requires_grad else ():
