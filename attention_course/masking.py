@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Integer, Shaped
 from torch import Tensor
 
 from .attention import _FLOATS, _check_inputs, _match_heads
@@ -31,7 +31,7 @@ def _check_size(name: str, number, least: int = 0) -> None:
         raise ValueError(f"{name}={number}; expected at least {least}")
 
 
-def _counts(name: str, counts) -> Int[Tensor, "batch"]:
+def _counts(name: str, counts) -> Integer[Tensor, "batch"]:
     "Whole numbers, one for each sample, as a tensor; none of them negative."
     if not isinstance(counts, Tensor):
         counts = torch.as_tensor(counts)
@@ -50,7 +50,7 @@ def _readable(x: Tensor) -> bool:
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _positions(n_q: int, n_k: int | None, device) -> tuple[Int[Tensor, "n_q 1"], Int[Tensor, "n_k"]]:
+def _positions(n_q: int, n_k: int | None, device) -> tuple[Integer[Tensor, "n_q 1"], Integer[Tensor, "n_k"]]:
     "Where each query and each key stands: the queries are the last `n_q` of `n_k` positions."
     _check_size("n_q", n_q)
     n_k = n_q if n_k is None else n_k
@@ -61,7 +61,7 @@ def _positions(n_q: int, n_k: int | None, device) -> tuple[Int[Tensor, "n_q 1"],
 
 # %% ../nbs/03_masking.ipynb #4805e6f0
 def padding_mask(
-    lengths: Int[Tensor, "batch"] | Sequence[int],  # how many real tokens each sample has; they come first
+    lengths: Integer[Tensor, "batch"] | Sequence[int],  # how many real tokens each sample has; they come first
     max_len: int | None = None,  # n_k, the length with padding; `None`: that of the longest
 ) -> Bool[Tensor, "batch 1 1 max_len"]:  # True at real tokens
     """Hide the filler that makes samples equally long, from every head and every query.
@@ -84,7 +84,7 @@ def causal_mask(
     n_k: int | None = None,  # keys; `None` means `n_q`
     *,
     window: int | None = None,  # positions a query sees, itself included; `None` means all
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
 ) -> Bool[Tensor, "n_q n_k"]:  # True where query i may attend to key j
     """Each query sees itself and its past.
 
@@ -104,7 +104,7 @@ def window_mask(
     n_k: int | None = None,  # keys; `None` means `n_q`
     *,
     window: int,  # a query sees keys less than `window` away, on both sides
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
 ) -> Bool[Tensor, "n_q n_k"]:  # True where |i - j| < window
     """Each query sees its neighbourhood, before and after.
 
@@ -116,7 +116,7 @@ def window_mask(
 
 # %% ../nbs/03_masking.ipynb #c8a9c4a5
 def prefix_mask(
-    prefix: Int[Tensor, "batch"] | Sequence[int],  # for each sample, how many positions everybody sees
+    prefix: Integer[Tensor, "batch"] | Sequence[int],  # for each sample, how many positions everybody sees
     n_q: int,  # queries: the last `n_q` positions of the sequence
     n_k: int | None = None,  # keys; `None` means `n_q`
 ) -> Bool[Tensor, "batch 1 n_q n_k"]:  # True where query i may attend to key j
@@ -130,7 +130,7 @@ def prefix_mask(
 
 # %% ../nbs/03_masking.ipynb #b9bc4bd1
 def document_mask(
-    documents: Int[Tensor, "*b n"],  # the number of the document that each token belongs to
+    documents: Integer[Tensor, "*b n"],  # the number of the document that each token belongs to
 ) -> Bool[Tensor, "*b 1 n n"]:  # True where both tokens are of one document
     """Texts packed into one sequence do not see each other.
 
@@ -247,7 +247,7 @@ def mask_from_torch(
 
 # %% ../nbs/03_masking.ipynb #7ad0f782
 def mask_from_huggingface(
-    attention_mask: Int[Tensor, "batch n_k"] | Bool[Tensor, "batch n_k"],  # 1 at real tokens, 0 at padding, as tokenizers give it
+    attention_mask: Integer[Tensor, "batch n_k"] | Bool[Tensor, "batch n_k"],  # 1 at real tokens, 0 at padding, as tokenizers give it
 ) -> Bool[Tensor, "batch 1 1 n_k"]:  # True at real tokens
     """The `attention_mask` of Hugging Face tokenizers and models, as one of ours.
 
@@ -289,13 +289,15 @@ def fused_attention(
     if not isinstance(causal, bool):
         raise TypeError(f"causal is a {type(causal).__name__}; expected True or False")
     n_q, n_k = q.shape[-2], k.shape[-2]
+    triangle = False  # torch's own causal flag, safe with as many queries as keys
     if window is not None:
         _check_size("window", window, least=1)
         banded = causal_mask if causal else window_mask
         mask = combine_masks(mask, banded(n_q, n_k, window=window, device=q.device))
-    elif causal and n_q != 1 and (mask is not None or n_q != n_k):  # a single query, the last, sees all
+    elif causal and mask is None and n_q == n_k:
+        triangle = True
+    elif causal and n_q != 1:  # a single query is the last, and sees all
         mask = combine_masks(mask, causal_mask(n_q, n_k, device=q.device))
-    triangle = causal and mask is None and n_q == n_k  # torch's own flag, safe here
     if scale is not None and scale <= 0:  # torch multiplies the triangle's -inf by the scale
         q, scale = q * scale, 1.0
 
@@ -325,7 +327,7 @@ def fused_attention(
     return output if blind is None else output.masked_fill(blind, 0)
 
 
-def _four_axes(x: Tensor, lead: tuple[int, ...]) -> Float[Tensor, "b h n d"]:
+def _four_axes(x: Tensor, lead: tuple[int, ...]) -> Shaped[Tensor, "b h n d"]:
     "All axes before the last three as one, and as many as there are to be four."
     x = x.expand(*lead, *x.shape[-2:])
     return x.reshape(math.prod(lead[:-1]), *(lead[-1:] or (1,)), *x.shape[-2:])
