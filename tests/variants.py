@@ -277,8 +277,11 @@ def identity_module(q, k, v, *, fused=False, cross=False, attend=None, dropout=0
         else:
             x, context = F.pad(queries, (0, 2 * kv * d)), F.pad(torch.cat([keys, values], dim=-1), (h * d, 0))
     with torch.no_grad():
-        for (weight, _), matrix in zip(layer._blocks(), matrices):
-            weight.copy_(matrix)
+        if fused:
+            layer.w_qkv.weight.copy_(torch.cat(matrices))
+        else:
+            for projection, matrix in zip((layer.w_q, layer.w_k, layer.w_v), matrices):
+                projection.weight.copy_(matrix)
         layer.w_o.weight.copy_(torch.eye(layer.d_model)[:, : h * d])
     return layer.to(q), x, context
 
@@ -296,7 +299,7 @@ def module(
     layer, x, context = identity_module(q, k, v, fused=fused, cross=cross, attend=attend, dropout=dropout_p)
     layer = convert(layer).train(training)
     options = dict(causal=causal, return_weights=ask)
-    if batch:
+    if batch or not len(x):
         result = layer(x, context, mask, **options)
     else:  # one sample at a time, without an axis for the batch
         masks = [mask] * len(x) if mask is None or mask.ndim < 4 else mask.expand(len(x), -1, -1, -1)
