@@ -67,6 +67,20 @@ def forgot_return(scores, d):
     (scores / math.sqrt(d)).softmax(-1)
 
 
+def grid_mask(n_q, n_k):
+    return torch.arange(n_k) <= torch.arange(n_q)[:, None] + (n_k - n_q)
+
+
+def banded(lengths, n, window):
+    i, j = torch.arange(n)[:, None], torch.arange(n)
+    return (j <= i) & (i - j < window) & (j < lengths[:, None, None, None])
+
+
+def packed(documents):
+    same = documents[:, None, :, None] == documents[:, None, None, :]
+    return same & (documents != 0)[:, None, None, :] & grid_mask(documents.shape[1], documents.shape[1])
+
+
 SLIPS = [
     ("attention.weights", lambda s, d: (s / math.sqrt(d)).softmax(0), "the columns sum to 1"),
     ("attention.weights", lambda s, d: s.softmax(-1), "not scaled"),
@@ -139,6 +153,65 @@ SLIPS = [
     ("attention.disguise", lambda a, b: 2 * a, "it returned a Tensor"),
     ("attention.disguise", lambda a, b: (a[:2], b[:2]), "the shapes are"),
     ("attention.disguise", lambda a, b: (a + 1, b - 1), "the scores differ"),
+    # 03 masking
+    ("masking.causal", lambda n_q, n_k: torch.ones(n_q, n_k).tril().bool(), r"first positions, not the last \(upper left\)"),
+    ("masking.causal", lambda n_q, n_k: ~grid_mask(n_q, n_k), "polarity"),
+    ("masking.causal", lambda n_q, n_k: torch.ones(n_q, n_k).triu(1).bool(), "first positions, not the last, and True hides"),
+    ("masking.causal", lambda n_q, n_k: torch.ones(n_q, n_k).tril(n_k - n_q - 1).bool(), "a word must see itself"),
+    ("masking.causal", lambda n_q, n_k: torch.ones(n_q, n_k).triu(n_k - n_q).bool(), "upside down"),
+    ("masking.causal", lambda n_q, n_k: grid_mask(n_q, n_k).T, "axes are swapped"),
+    ("masking.causal", lambda n_q, n_k: torch.ones(n_q, n_k).tril(n_k - n_q + 1).bool(), "off by one"),
+    ("masking.causal", lambda n_q, n_k: torch.ones(n_q, n_k).tril(n_q - n_k).bool(), "wrong sign"),
+    ("masking.causal", lambda n_q, n_k: torch.ones(n_q, n_k).tril(max(n_k - n_q, 0)).bool(), "with more queries than keys"),
+    ("masking.causal", lambda n_q, n_k: torch.zeros(n_q, n_k).masked_fill(~grid_mask(n_q, n_k), -math.inf), "additive"),
+    ("masking.causal", lambda n_q, n_k: grid_mask(n_q, n_k).int(), r"must be True and False \(dtype bool\)"),
+    ("masking.causal", lambda n_q, n_k: grid_mask(n_q, n_k)[None], r"its shape is \(1, 4, 4\)"),
+    ("masking.translate", lambda a, p: a | p[:, None, None, :], "not negated: in torch's modules True hides"),
+    ("masking.translate", lambda a, p: a & p[:, None, None, :], "joined by and"),
+    ("masking.translate", lambda a, p: ~a | ~p[:, None, None, :], "unless both masks hide it"),
+    ("masking.translate", lambda a, p: ~a & p[:, None, None, :], "only the attn_mask was negated"),
+    ("masking.translate", lambda a, p: a & ~p[:, None, None, :], "only the key_padding_mask was negated"),
+    ("masking.translate", lambda a, p: ~a.expand(len(p), 1, -1, -1), "padding is missing"),
+    ("masking.translate", lambda a, p: ~p[:, None, None, :].expand(-1, 1, len(a), -1), "attn_mask is missing"),
+    ("masking.translate", lambda a, p: ~(a | p[:, None, :]), "axis of the heads is missing"),
+    ("masking.translate", lambda a, p: ~(a | p), "it raised RuntimeError"),
+    ("masking.translate", lambda a, p: torch.zeros(len(p), 1, *a.shape).masked_fill(a | p[:, None, None, :], -math.inf), "additive"),
+    ("masking.window", lambda n, m, w: ~banded(n, m, w), "polarity"),
+    ("masking.window", lambda n, m, w: banded(n, m, w + 1), "one too wide"),
+    ("masking.window", lambda n, m, w: banded(n, m, w - 1), "one too narrow"),
+    ("masking.window", lambda n, m, w: banded(n, m, w) | banded(n, m, w).mT & (torch.arange(m) < n[:, None, None, None]), "looks ahead as well"),
+    ("masking.window", lambda n, m, w: banded(n, m, m), "window is missing"),
+    ("masking.window", lambda n, m, w: banded(torch.full_like(n, m), m, w), "the filler is visible"),
+    ("masking.window", lambda n, m, w: banded(n + 1, m, w), "one token of filler"),
+    ("masking.window", lambda n, m, w: banded(torch.full_like(n, m), m, w) & (torch.arange(m)[:, None] < n[:, None, None, None]), "the rows of filler see nothing"),
+    ("masking.window", lambda n, m, w: banded(n, m, w) & (torch.arange(m)[:, None] < n[:, None, None, None]), "the rows of filler see nothing"),
+    ("masking.window", lambda n, m, w: banded(n, m, w)[:, 0], "axis of the heads is missing"),
+    ("masking.packed", lambda d: ~packed(d), "polarity"),
+    ("masking.packed", lambda d: (d[:, None, :, None] == d[:, None, None, :]) & (d != 0)[:, None, None, :], "it looks ahead: a language model"),
+    ("masking.packed", lambda d: d[:, None, :, None] == d[:, None, None, :], "two conditions are missing"),
+    ("masking.packed", lambda d: (d[:, None, :, None] == d[:, None, None, :]) & grid_mask(d.shape[1], d.shape[1]), "filler sees filler: 0 equals 0"),
+    ("masking.packed", lambda d: grid_mask(d.shape[1], d.shape[1]) & (d != 0)[:, None, None, :], "documents play no part"),
+    ("masking.packed", lambda d: grid_mask(d.shape[1], d.shape[1]) & (d != 0)[:, None, None, :] & (d != 0)[:, None, :, None], "both tokens must have the same number"),
+    ("masking.packed", lambda d: (d[:, None, :, None] >= d[:, None, None, :]) & (d != 0)[:, None, None, :] & grid_mask(d.shape[1], d.shape[1]), "for ==, not for >="),
+    ("masking.packed", lambda d: packed(d).tril(-1), "a word must see itself"),
+    ("masking.packed", lambda d: packed(d).mT, "upside down"),
+    ("masking.packed", lambda d: packed(d)[:, 0], "axis of the heads is missing"),
+    ("masking.blind", lambda m: m.sum(-1) == 0, "additive row of zeros sees everything"),
+    ("masking.blind", lambda m: (m == 0).all(-1), "additive row of zeros sees everything"),
+    ("masking.blind", lambda m: ~m.any(-1) if m.dtype == torch.bool else (m < 0).all(-1), "a finite number hides nothing"),
+    ("masking.blind", lambda m: ~m.any(-1) if m.dtype == torch.bool else (m <= -1e9).all(-1), "-1e9 hides nothing"),
+    ("masking.blind", lambda m: ~m.any(-1) if m.dtype == torch.bool else (m <= torch.finfo(m.dtype).min).all(-1), "lowest finite number"),
+    ("masking.blind", lambda m: ~m.all(-1) if m.dtype == torch.bool else (m == -math.inf).any(-1), "all keys of the row"),
+    ("masking.blind", lambda m: ~m.any(-2) if m.dtype == torch.bool else (m == -math.inf).all(-2), "over the queries"),
+    ("masking.blind", lambda m: m.any(-1) if m.dtype == torch.bool else (m != -math.inf).any(-1), "inverted"),
+    ("masking.blind", lambda m: (~m).all(-1), "it raised TypeError"),
+    ("masking.reach", lambda n: (grid_mask(n, n), grid_mask(n, n)), r"sees 9 keys in the first mask; at most 6"),
+    ("masking.reach", lambda n: grid_mask(n, n), "expected the pair"),
+    ("masking.reach", lambda n: (torch.eye(n).bool(), torch.ones(n, n).bool()), "the second mask is not causal: query 0 sees key 1"),
+    ("masking.reach", lambda n: (torch.eye(n), torch.eye(n)), "must be True and False"),
+    ("masking.reach", lambda n: (torch.eye(n).bool(), torch.eye(n).bool()), "out of reach; the first: query 1 does not reach key 0"),
+    ("masking.reach", lambda n: (banded(torch.tensor([n]), n, math.isqrt(n - 1) + 1)[0, 0],) * 2, "the second should jump where the first walks"),
+    ("masking.reach", lambda n: (torch.eye(n).bool()[:1], torch.eye(n).bool()), r"shape of the first mask is \(1, 2\)"),
 ]
 
 
