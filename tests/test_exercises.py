@@ -215,6 +215,97 @@ SLIPS = [
 ]
 
 
+# --- 01 recurrence: the pieces of wrong attempts, and a memory that is one unit
+
+
+def mix(x, h, w, u, b):
+    return x @ w.T + h @ u.T + b
+
+
+def gated(i, f, g, o, c):
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def latch(w_x, w_m, w_h, b=0.0):
+    return lambda: (torch.tensor([[w_x, w_m]]), torch.tensor([[w_h]]), torch.tensor([b]))
+
+
+def keep_old(i, f, g, o, c):
+    return o.sigmoid() * c.tanh(), gated(i, f, g, o, c)[1]
+
+
+def memory(scale=1.0, sign=1.0):
+    w_ih = torch.tensor([[0.0, 0.0], [8, 8], [-8, 8]])
+    w_hh = torch.tensor([[2.0 * scale, 3 * sign, -3 * sign], [0, 0, 0], [0, 0, 0]])
+    return w_ih, w_hh, torch.tensor([0.0, -12, -12])
+
+
+SLIPS += [
+    ("recurrence.cell", mix, "tanh is missing"),
+    ("recurrence.cell", lambda *a: mix(*a).sigmoid(), "you used a sigmoid"),
+    ("recurrence.cell", lambda x, h, w, u, b: (x @ w.T + h @ u.T).tanh(), "bias is missing"),
+    ("recurrence.cell", lambda x, h, w, u, b: (x @ w.T + b).tanh(), "nothing is remembered"),
+    ("recurrence.cell", lambda x, h, w, u, b: (h @ u.T + b).tanh(), "input `x` is not used"),
+    ("recurrence.cell", lambda x, h, w, u, b: (x @ w.T + h @ u + b).tanh(), "`w_hh` has to be transposed"),
+    ("recurrence.cell", lambda x, h, w, u, b: (x @ w + h @ u + b).tanh(), "both matrices have to be transposed"),
+    ("recurrence.cell", lambda x, h, w, u, b: (x @ w.T).tanh() + (h @ u.T + b).tanh(), "one by one"),
+    ("recurrence.cell", lambda x, h, w, u, b: (x @ w.T + h @ u.T).tanh() + b, "after the tanh"),
+    ("recurrence.cell", lambda x, h, w, u, b: (x @ u.T + h @ w.T + b).tanh(), "wrong way round"),
+    ("recurrence.cell", lambda x, h, w, u, b: (x @ (w.T if x.shape[1] == 4 else w) + h @ u.T + b).tanh(), "right when d_in = d, but .* it raised RuntimeError"),
+    ("recurrence.gates", lambda i, f, g, o, c: gated(i, f, g, o, c)[1], "expected the pair"),
+    ("recurrence.gates", lambda *a: gated(*a)[::-1], "other way round"),
+    ("recurrence.gates", lambda i, f, g, o, c: gated(f, i, g, o, c), "new_c: the forget gate and the input gate are swapped"),
+    ("recurrence.gates", lambda i, f, g, o, c: (c, f.sigmoid() * c + i.sigmoid() * g), "new_c: the candidate g needs its tanh"),
+    ("recurrence.gates", lambda i, f, g, o, c: (c, f.sigmoid() * c + i.sigmoid() * g.sigmoid()), "not through the sigmoid"),
+    ("recurrence.gates", lambda i, f, g, o, c: (c, f.tanh() * c + i.tanh() * g.tanh()), "need the sigmoid, not tanh"),
+    ("recurrence.gates", lambda i, f, g, o, c: (c, f * c + i * g.tanh()), "between 0 and 1"),
+    ("recurrence.gates", lambda i, f, g, o, c: (c, c + i.sigmoid() * g.tanh()), "nothing is forgotten"),
+    ("recurrence.gates", lambda i, f, g, o, c: (c, i.sigmoid() * g.tanh()), "the old cell is missing"),
+    ("recurrence.gates", lambda i, f, g, o, c: (c, f.sigmoid() * c + g.tanh()), "everything is added"),
+    ("recurrence.gates", lambda i, f, g, o, c: (c, f.sigmoid() * c + (1 - f.sigmoid()) * g.tanh()), "not 1 - forget gate"),
+    ("recurrence.gates", lambda i, f, g, o, c: (c, (1 - f.sigmoid()) * c + i.sigmoid() * g.tanh()), "says how much is .kept"),
+    ("recurrence.gates", lambda *a: (gated(*a)[0], gated(*a)[1].tanh()), "itself is not squashed"),
+    ("recurrence.gates", lambda *a: (gated(*a)[0], gated(*a)[1] + 0.1), "new_c: first difference at .text 0, number 0"),
+    ("recurrence.gates", keep_old, "new_c is right. new_h: you showed the .old"),
+    ("recurrence.gates", lambda i, f, g, o, c: (o.sigmoid() * gated(i, f, g, o, c)[1], gated(i, f, g, o, c)[1]), "tanh around the new cell is missing"),
+    ("recurrence.gates", lambda i, f, g, o, c: (o.tanh() * gated(i, f, g, o, c)[1].tanh(), gated(i, f, g, o, c)[1]), "output gate needs the sigmoid, not tanh"),
+    ("recurrence.gates", lambda i, f, g, o, c: (o * gated(i, f, g, o, c)[1].tanh(), gated(i, f, g, o, c)[1]), "output gate needs its sigmoid"),
+    ("recurrence.gates", lambda *a: (gated(*a)[1].tanh(), gated(*a)[1]), "output gate is missing"),
+    ("recurrence.gates", lambda i, f, g, o, c: (o.sigmoid() * gated(i, f, g, o, c)[1].sigmoid(), gated(i, f, g, o, c)[1]), "not through the sigmoid"),
+    ("recurrence.gates", lambda *a: (gated(*a)[0] + 0.1, gated(*a)[1]), "new_c is right. new_h: first difference"),
+    ("recurrence.bias", lambda left, steps: left ** (1 / steps), "gate itself"),
+    ("recurrence.bias", lambda left, steps: math.log(left / (1 - left)), "holds for one step"),
+    ("recurrence.bias", lambda left, steps: math.log((p := 1 - (1 - left) / steps) / (1 - p)), "not taking the root"),
+    ("recurrence.bias", lambda left, steps: math.log((p := left**steps) / (1 - p)), "you took the power"),
+    ("recurrence.bias", lambda left, steps: math.log(left ** (1 / steps)), "not the inverse"),
+    ("recurrence.bias", lambda left, steps: math.log((1 - (p := left ** (1 / steps))) / p), "sign is wrong"),
+    ("recurrence.bias", lambda left, steps: math.atanh(left ** (1 / steps)), "inverse of tanh"),
+    ("recurrence.bias", lambda left, steps: 9.2, "first difference"),
+    ("recurrence.ticks", lambda n, layers: n * layers, "need not wait"),
+    ("recurrence.ticks", lambda n, layers: n + layers, "one too many"),
+    ("recurrence.ticks", lambda n, layers: n, "not free"),
+    ("recurrence.ticks", lambda n, layers: max(n, layers), "overlap"),
+    ("recurrence.ticks", lambda n, layers: n + layers - 2, "one too few"),
+    ("recurrence.crossing", lambda blocks, d: (blocks - 2) * d, "it is negative"),
+    ("recurrence.crossing", lambda blocks, d: blocks * d, "left out the projections"),
+    ("recurrence.crossing", lambda blocks, d: d, "rule of the paper"),
+    ("recurrence.crossing", lambda blocks, d: max(0, (blocks - 1.5) * d), "four projections"),
+    ("recurrence.crossing", lambda blocks, d: max(0, (2 * blocks - 4) * d), "n²d each"),
+    ("recurrence.crossing", lambda blocks, d: 2 * d, "for the LSTM only"),
+    ("recurrence.crossing", lambda blocks, d: max(0, (blocks / 2 - 2) * d), "2·blocks·nd²"),
+    ("recurrence.memory", lambda: memory()[0], "expected the three tensors"),
+    ("recurrence.memory", lambda: (*memory()[:2], torch.zeros(2)), r"the shapes are .*\(2,\); expected \(d, 2\), \(d, d\) and \(d,\)"),
+    ("recurrence.memory", lambda: (memory()[0] * math.nan, *memory()[1:]), "not finite"),
+    ("recurrence.memory", latch(5.0, 0.0, 0.0), "tells the .last. value"),
+    ("recurrence.memory", latch(0.5, 0.0, 2.0), "remembered wrongly; in some text it goes wrong"),
+    ("recurrence.memory", lambda: memory(scale=0.4), "it fades"),
+    ("recurrence.memory", latch(0.0, 1.0, 2.0), "does the first word get in"),
+    ("recurrence.memory", lambda: memory(sign=-1.0), "opposite sign"),
+    ("recurrence.memory", lambda: memory(scale=0.55), "only .* away from 0"),
+]
+
+
 def M(a):
     n = a.shape[1]
     return torch.eye(n, dtype=a.dtype) + torch.ones(n, n, dtype=a.dtype).triu(1)
