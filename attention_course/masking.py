@@ -134,7 +134,7 @@ def document_mask(
 ) -> Bool[Tensor, "*b 1 n n"]:  # True where both tokens are of one document
     """Texts packed into one sequence do not see each other.
 
-    Add `causal_mask` for a language model. Source: Krell et al. 2021.
+    Add `causal_mask` for a language model. Source: Krell et al. 2021, §3.2.2.
     Raises `TypeError` for anything but a tensor of whole numbers, `ValueError` for a scalar.
     """
     kind = documents.dtype if isinstance(documents, Tensor) else type(documents).__name__
