@@ -81,6 +81,15 @@ def packed(documents):
     return same & (documents != 0)[:, None, None, :] & grid_mask(documents.shape[1], documents.shape[1])
 
 
+def two_heads(n, sure=1e3, step=-1, first=0, out=None):
+    "Weights by hand: head 0 looks `step` places away, head 1 at place `first`."
+    w_q, w_k, w_v = torch.zeros(3, 2 * n, 2 * n).unbind()
+    w_q[n:, :n] = sure * torch.eye(n).roll(step, 1)
+    w_q[n:, n + first] = sure
+    w_k[n:, :n] = w_k[n:, n:] = w_v[:n, :n] = w_v[:n, n:] = torch.eye(n)
+    return w_q, w_k, w_v, torch.eye(2 * n) if out is None else out(n)
+
+
 SLIPS = [
     ("attention.weights", lambda s, d: (s / math.sqrt(d)).softmax(0), "the columns sum to 1"),
     ("attention.weights", lambda s, d: s.softmax(-1), "not scaled"),
@@ -212,6 +221,49 @@ SLIPS = [
     ("masking.reach", lambda n: (torch.eye(n).bool(), torch.eye(n).bool()), "out of reach; the first: query 1 does not reach key 0"),
     ("masking.reach", lambda n: (banded(torch.tensor([n]), n, math.isqrt(n - 1) + 1)[0, 0],) * 2, "the second should jump where the first walks"),
     ("masking.reach", lambda n: (torch.eye(n).bool()[:1], torch.eye(n).bool()), r"shape of the first mask is \(1, 2\)"),
+    # 04 multi_head
+    ("multi_head.split", lambda x, h: x.reshape(len(x), h, x.shape[1], -1), "in one go cuts words apart"),
+    ("multi_head.split", lambda x, h: x.unflatten(-1, (-1, h)).permute(0, 3, 1, 2), "interleaved"),
+    ("multi_head.split", lambda x, h: x.unflatten(-1, (h, -1)), "bring the heads in front of the words"),
+    ("multi_head.split", lambda x, h: x.unflatten(-1, (h, -1)).permute(0, 2, 3, 1), "n and d have changed places"),
+    ("multi_head.split", lambda x, h: torch.stack(x.chunk(h, -1)), r"its shape is \(3, 2, 5, 4\); expected \(2, 3, 5, 4\)"),
+    ("multi_head.split", lambda x, h: x.reshape(len(x), h + 1, x.shape[1], -1), "it raised RuntimeError"),
+    ("multi_head.merge", lambda x: x.reshape(len(x), x.shape[2], -1), "words are glued together"),
+    ("multi_head.merge", lambda x: x.permute(0, 2, 3, 1).flatten(2), "interleaved"),
+    ("multi_head.merge", lambda x: x.transpose(1, 3).flatten(2), "you swapped heads and widths"),
+    ("multi_head.merge", lambda x: x.transpose(1, 2), "now make one axis of the two"),
+    ("multi_head.merge", lambda x: x.sum(1), "added up; they must stand side by side"),
+    ("multi_head.merge", lambda x: x.mean(1), "means over the heads"),
+    ("multi_head.merge", lambda x: x.flatten(1, 2), "one after another along the words"),
+    ("multi_head.group", lambda a, h, kv: a % kv, r"deals the keys out in turn, \[0, 1, 0, 1\]"),
+    ("multi_head.group", lambda a, h, kv: a // kv, "not by the number of keys"),
+    ("multi_head.group", lambda a, h, kv: a * kv / h, "divide with //"),
+    ("multi_head.group", lambda a, h, kv: a % (h // kv), "place of the head within its group"),
+    ("multi_head.group", lambda a, h, kv: a // (h // kv) * (h // kv), "first head of the group"),
+    ("multi_head.group", lambda a, h, kv: kv - 1 - a * kv // h, "first difference"),
+    ("multi_head.count", lambda d, h, kv, w: 4 * d * d + 4 * d, "is right only if"),
+    ("multi_head.count", lambda d, h, kv, w: 2 * d * h * w + 2 * d * kv * w, "the biases are missing: one number"),
+    ("multi_head.count", lambda d, h, kv, w: (d + 1) * (h + 2 * kv) * w, "the output projection is missing$"),
+    ("multi_head.count", lambda d, h, kv, w: d * (h + 2 * kv) * w, "and the biases are too"),
+    ("multi_head.count", lambda d, h, kv, w: (d + 1) * 3 * h * w + (h * w + 1) * d, "not n_heads"),
+    ("multi_head.count", lambda d, h, kv, w: (d + 1) * (h + kv) * w + (h * w + 1) * d, "you counted one"),
+    ("multi_head.count", lambda d, h, kv, w: (d + 1) * (2 * h + 2 * kv) * w, "as long as its output, d_model"),
+    ("multi_head.count", lambda d, h, kv, w: 2 * d * h * w + 2 * d * kv * w + 4, "one bias per matrix is not enough"),
+    ("multi_head.unpack", lambda p, h, kv: p.chunk(3), "you cut three equal parts"),
+    ("multi_head.unpack", lambda p, h, kv: p.T.split([len(p) * n // (h + 2 * kv) for n in (h, kv, kv)], dim=1), "w_q is transposed"),
+    ("multi_head.unpack", lambda p, h, kv: [p.split([len(p) * n // (h + 2 * kv) for n in (h, kv, kv)])[i] for i in (0, 2, 1)], "w_k holds the rows of w_v"),
+    ("multi_head.unpack", lambda p, h, kv: p.split([len(p) * n // (h + 2 * kv) for n in (kv, h, kv)]), r"w_q has shape \(6, 10\); expected \(12, 10\)"),
+    ("multi_head.unpack", lambda p, h, kv: [x.flip(0) for x in p.split([len(p) * n // (h + 2 * kv) for n in (h, kv, kv)])], "has the right shape, but other rows"),
+    ("multi_head.unpack", lambda p, h, kv: p, "it returned a Tensor; expected the three weights"),
+    ("multi_head.unpack", lambda p, h, kv: p.split(len(p) // 2), "it returned 2 things"),
+    ("multi_head.two_heads", lambda n: two_heads(n, step=1), "the word after, not the word before"),
+    ("multi_head.two_heads", lambda n: two_heads(n, sure=5.0), "not firmly enough"),
+    ("multi_head.two_heads", lambda n: two_heads(n, out=lambda n: torch.eye(2 * n).roll(n, 1)), "changed halves"),
+    ("multi_head.two_heads", lambda n: two_heads(n, out=lambda n: 2 * torch.eye(2 * n)), "the weights are right .*look at w_v and w_o"),
+    ("multi_head.two_heads", lambda n: two_heads(n, first=1), "head 1 0% on place 0; both should be near 100"),
+    ("multi_head.two_heads", lambda n: two_heads(n)[:3], "the four matrices"),
+    ("multi_head.two_heads", lambda n: (torch.eye(n),) * 4, r"w_q has shape \(5, 5\); expected \(10, 10\)"),
+    ("multi_head.two_heads", lambda n: (math.inf * torch.ones(2 * n, 2 * n),) * 4, "some numbers of w_q are not finite"),
 ]
 
 
