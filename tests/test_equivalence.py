@@ -11,9 +11,7 @@ import pytest
 import torch
 
 import attention_course
-from variants import (
-    DTYPES, FEATURES, LENGTHS, MASKS, NOT_OURS, VARIANTS, Setting, Variant, draw, give, reference, settings,
-)
+from variants import DTYPES, FEATURES, HALVES, MASKS, NOT_OURS, OURS, VARIANTS, Setting, Variant, draw, give, reference, settings
 
 # Summed in float32 or wider and rounded once, relative to the largest entry or to 1. Kernels that compute in half precision,
 # on a GPU and in torch's own module, are held to what the library promises everywhere.
@@ -80,6 +78,20 @@ def test_grouped_heads_equal_heads_repeated(variant, n_kv_heads):
         output.square().sum().backward()
     for x, y in zip(grouped, full):
         torch.testing.assert_close(x.grad, y.grad, atol=1e-13, rtol=1e-13)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "padding", "bias"])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("variant", [v for v in OURS if not v.name.endswith("weights")], ids=str)
+def test_half_precision_is_computed_wider_and_rounded_once(variant, dtype, mask):
+    q, k, v = (draw(2, 2, 33, 8, seed=seed, dtype=dtype).requires_grad_() for seed in range(3))
+    upstream, given = draw(2, 2, 33, 8, seed=3, dtype=dtype), give(mask, 2, 2, 33, 33, dtype)
+    output = variant.run(q, k, v, given.mask, **given.flags)
+    output.backward(upstream)
+    right = reference(q, k, v, given.keep, given.bias, upstream=upstream)
+    for name, value in {"output": output, "q": q.grad, "k": k.grad, "v": v.grad}.items():
+        share = (value == right[name].to(dtype)).double().mean()
+        assert share > 0.98, f"only {share:.0%} of {name} are what a wider computation rounds to"
 
 
 # --- what is not supported -------------------------------------------------------------------------------------------
@@ -151,11 +163,11 @@ def test_table_of_the_largest_errors(device):
     for variant in VARIANTS:
         met = settings(variant)
         assert {s.mask for s in met} == set(variant.masks) and {s.dtype for s in met} == set(variant.dtypes)
-        assert {s.lengths for s in met} == set(LENGTHS)
-        for feature, shown in (("grouped", lambda s: s.heads[1] > s.heads[2]), ("d_v", lambda s: len(set(s.widths)) > 1), ("scale", lambda s: s.scale)):
-            assert any(map(shown, met)) == (feature in variant.features)
+        assert {s.lengths for s in met} == set(variant.lengths)
+        shown = {"grouped": {s.heads[1] > s.heads[2] for s in met}, "d_v": {len(set(s.widths)) > 1 for s in met}, "scale": {bool(s.scale) for s in met}}
+        assert all(shown[feature] >= {feature in variant.features} for feature in FEATURES)
         if variant.thorough:
-            assert {(s.mask, s.lengths) for s in met} == {(mask, lengths) for mask in variant.masks for lengths in LENGTHS}
+            assert {(s.mask, s.lengths) for s in met} == {(mask, lengths) for mask in variant.masks for lengths in variant.lengths}
             assert {(s.mask, s.dtype) for s in met} == {(mask, dtype) for mask in variant.masks for dtype in variant.dtypes}
         largest = {dtype: max(attempt(variant, s, device) for s in met if s.dtype == dtype) for dtype in variant.dtypes}
         shown = "".join(f"{largest[d]:10.1e}" if d in largest else " " * 9 + "-" for d in DTYPES)

@@ -45,10 +45,10 @@ class Given:
 WINDOW = 7
 
 
-def grid(b, h, n_q, n_k):
-    "Sample, head, position of the query and position of the key; the queries are the last positions."
-    s, g, i, j = torch.meshgrid(*(torch.arange(n) for n in (b, h, n_q, n_k)), indexing="ij")
-    return s, g, i + (n_k - n_q), j
+def places(b, h, n_q, n_k):
+    "Position of the query and of the key, for each pair; the queries are the last positions."
+    *_, i, j = torch.meshgrid(*(torch.arange(n) for n in (b, h, n_q, n_k)), indexing="ij")
+    return i + (n_k - n_q), j
 
 
 def ragged(b, n):
@@ -72,7 +72,7 @@ def shorter(b, n_k):
 
 
 def give(kind: str, b: int, h: int, n_q: int, n_k: int, dtype: torch.dtype) -> Given:
-    s, g, p, j = grid(b, h, n_q, n_k)
+    p, j = places(b, h, n_q, n_k)
     everything = torch.ones(b, h, n_q, n_k, dtype=torch.bool)
     wide = torch.float64 if dtype == torch.float32 else torch.promote_types(dtype, torch.float32)
     past, near = j <= p, (p - j).abs() < WINDOW
@@ -345,6 +345,7 @@ class Variant:
     weights: Callable | None = None  # as run, but returns (output, weights)
     ours: bool = True
     thorough: bool = True  # every two settings meet, as masks and lengths; else every one is met
+    lengths: tuple = LENGTHS
     heads: tuple = HEADS
     widths: tuple = WIDTHS
 
@@ -361,6 +362,7 @@ class Variant:
 NO_ARGUMENT = {"d_v": MultiHeadAttention, "scale": MultiHeadAttention}  # all heads of a module are alike
 NOT_OURS = "its authors decide what happens here"
 
+BLIND = ("all_padding", "blind_row", "bias_-inf", "combination")  # some query sees nothing
 narrower = tuple(min(x, (32, 32)) for x in WIDTHS)
 of_module = dict(features=("grouped",), lacks=NO_ARGUMENT, widths=narrower)
 without_grouped = dict(widths=narrower, lacks={**NO_ARGUMENT, "grouped": r"n_kv_heads=1 with n_heads=2 has no counterpart"})
@@ -385,9 +387,8 @@ VARIANTS = [
     Variant("module_attend_einsum", partial(module, attend=einsum), **of_module, thorough=False),
     Variant("module_from_torch", partial(module, cross=True, convert=to_torch_and_back), **without_grouped, thorough=False),
     Variant(
-        "nn.MultiheadAttention", peer, masks=tuple(m for m in MASKS if m not in ("all_padding", "blind_row", "bias_-inf")),
-        lacks={**without_grouped["lacks"], **dict.fromkeys(("all_padding", "blind_row", "bias_-inf"), NOT_OURS)},
-        widths=narrower, ours=False,
+        "nn.MultiheadAttention", peer, masks=tuple(mask for mask in MASKS if mask not in BLIND), ours=False,
+        lacks=without_grouped["lacks"] | dict.fromkeys(BLIND, NOT_OURS), lengths=tuple(x for x in LENGTHS if x[0] <= x[1]), widths=narrower,
     ),
 ]
 OURS = [variant for variant in VARIANTS if variant.ours]
@@ -416,7 +417,7 @@ def settings(variant: Variant) -> list[Setting]:
     heads = [x for x in variant.heads if "grouped" in variant.features or x[1] == x[2]]
     widths = [x for x in variant.widths if "d_v" in variant.features or x[0] == x[1]]
     scales = SCALES if "scale" in variant.features else (None,)
-    factors = (variant.masks, LENGTHS, tuple(heads), tuple(widths), variant.dtypes, scales)
+    factors = (variant.masks, variant.lengths, tuple(heads), tuple(widths), variant.dtypes, scales)
     if variant.thorough:
         return [Setting(*values) for values in pairwise(factors)]
     return [Setting(*(values[i % len(values)] for values in factors)) for i in range(max(map(len, factors)))]
