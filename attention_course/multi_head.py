@@ -135,7 +135,8 @@ class MultiHeadAttention(nn.Module):
         *,
         causal: bool = False,  # hide the future; the queries are the last positions
         return_weights: bool = False,  # whether to return (output, weights)
-    ) -> Float[Tensor, "*b n_q d_model"] | tuple[Float[Tensor, "*b n_q d_model"], Float[Tensor, "*b h n_q n_k"]]:
+    ) -> Float[Tensor, "*b n_q d_model"] | tuple[Float[Tensor, "*b n_q d_model"], Float[Tensor, "*b h n_q n_k"]]:  # the output; with `return_weights`, also the weights before dropout
+        "Project, attend, merge, mix."
         _check_call(self, x, x if context is None else context, mask, return_weights)
         if alone := x.ndim == 2:  # one sample without a batch axis
             x, context = x[None], None if context is None else context[None]
