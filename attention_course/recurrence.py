@@ -18,11 +18,11 @@ from torch import Tensor
 # %% ../nbs/01_recurrence.ipynb #5a90ef2e
 #| code-fold: true
 #| code-summary: What the cells refuse
-def _check_cell(gates: int, x, states: dict, w_ih, w_hh, b_ih, b_hh) -> None:
+def _check_cell(gates: int, x, states: list, w_ih, w_hh, b_ih, b_hh) -> None:
     "Raise `TypeError` or `ValueError` for what a cell with so many blocks of rows cannot take."
-    biases = {name: b for name, b in (("b_ih", b_ih), ("b_hh", b_hh)) if b is not None}
-    tensors = {"x": x, **states, "w_ih": w_ih, "w_hh": w_hh, **biases}
-    for name, t in tensors.items():
+    given = [("x", x), *states, ("w_ih", w_ih), ("w_hh", w_hh)]
+    biases = [(name, b) for name, b in (("b_ih", b_ih), ("b_hh", b_hh)) if b is not None]
+    for name, t in given + biases:
         if not isinstance(t, Tensor):
             raise TypeError(f"{name} is a {type(t).__name__}; expected a tensor")
         if not t.is_floating_point():
@@ -37,13 +37,14 @@ def _check_cell(gates: int, x, states: dict, w_ih, w_hh, b_ih, b_hh) -> None:
             f"x has shape {tuple(x.shape)} and w_hh {tuple(w_hh.shape)}; "
             f"expected (..., d_in) and ({rows}, d)"
         )
-    d = w_hh.shape[1]
-    shapes = {"w_ih": (gates * d, x.shape[-1]), **{name: (gates * d,) for name in biases}}
-    shapes |= {name: (*x.shape[:-1], d) for name in states}
-    for name, shape in shapes.items():
-        if tensors[name].shape != shape:
+    rows, d = w_hh.shape
+    needed = [("w_ih", w_ih, (rows, x.shape[-1]))]
+    needed += [(name, b, (rows,)) for name, b in biases]
+    needed += [(name, state, (*x.shape[:-1], d)) for name, state in states]
+    for name, t, shape in needed:
+        if tuple(t.shape) != shape:
             raise ValueError(
-                f"{name} has shape {tuple(tensors[name].shape)}; with x {tuple(x.shape)} "
+                f"{name} has shape {tuple(t.shape)}; with x {tuple(x.shape)} "
                 f"and w_hh {tuple(w_hh.shape)} it must have {shape}"
             )
 
@@ -61,7 +62,7 @@ def rnn_cell(
     The same as `torch.nn.RNNCell`. Source: Elman 1990. Raises `TypeError` and
     `ValueError` for dtypes, devices and shapes that do not fit.
     """
-    _check_cell(1, x, {"h": h}, w_ih, w_hh, b_ih, b_hh)
+    _check_cell(1, x, [("h", h)], w_ih, w_hh, b_ih, b_hh)
     mixed = F.linear(x, w_ih, b_ih) + F.linear(h, w_hh, b_hh)
     return mixed.tanh().to(h.dtype)
 
@@ -127,10 +128,10 @@ def lstm_cell(
     The same as `torch.nn.LSTMCell`. Sources: Hochreiter and Schmidhuber 1997; the forget
     gate, Gers et al. 2000. Raises `TypeError` and `ValueError` as `rnn_cell` does.
     """
-    if not isinstance(state, tuple | list) or len(state) != 2:
+    if not isinstance(state, (tuple, list)) or len(state) != 2:
         raise TypeError(f"state is a {type(state).__name__}; expected the pair (h, c)")
     h, c = state
-    _check_cell(4, x, {"h": h, "c": c}, w_ih, w_hh, b_ih, b_hh)
+    _check_cell(4, x, [("h", h), ("c", c)], w_ih, w_hh, b_ih, b_hh)
     gates = F.linear(x, w_ih, b_ih) + F.linear(h, w_hh, b_hh)
     i, f, g, o = gates.chunk(4, dim=-1)
     kept = f.sigmoid() * c
