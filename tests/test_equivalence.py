@@ -80,7 +80,7 @@ def test_grouped_heads_equal_heads_repeated(variant, n_kv_heads):
         torch.testing.assert_close(x.grad, y.grad, atol=1e-13, rtol=1e-13)
 
 
-@pytest.mark.parametrize("mask", ["none", "causal", "padding", "bias"])
+@pytest.mark.parametrize("mask", ["none", "causal", "padding", "bias", "bias_wider"])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("variant", [v for v in OURS if not v.name.endswith("weights")], ids=str)
 def test_half_precision_is_computed_wider_and_rounded_once(variant, dtype, mask):
