@@ -280,7 +280,8 @@ def fused_attention(
 
     `mask`, `causal` and `window` combine. Computed in float32 at least, and as widely as
     an additive mask is stored; returned in the inputs' dtype. A query that may attend to
-    nothing gets zeros. What a mask hides must give finite scores.
+    nothing gets zeros. What a mask hides must give finite scores. Second derivatives
+    need the readable function: not all of torch's kernels have them.
 
     Source: Vaswani et al. 2017, §3.2.1; Dao et al. 2022 for the kernels.
     Raises `TypeError` and `ValueError` for dtypes, devices, shapes and numbers that do not fit.

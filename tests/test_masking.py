@@ -354,6 +354,24 @@ def test_masks_are_made_within_one_graph(make):
 
 
 @pytest.mark.usefixtures("no_shape_check")
+def test_compiles_in_one_graph_for_a_scale_that_varies():
+    q, k, v = qkv(n_q=5, n_k=5)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda s: fused_attention(q, k, v, causal=True, scale=s), backend="eager", fullgraph=True)
+    for scale in (0.1, 0.7, -2.0, 0.0):
+        torch.testing.assert_close(compiled(scale), fused_attention(q, k, v, causal=True, scale=scale))
+
+
+@pytest.mark.usefixtures("no_shape_check")
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 2}], ids=str)
+def test_maps_over_a_batch_with_vmap(options):
+    q, k, v = qkv(n_q=5, n_k=5)
+    mapped = torch.func.vmap(lambda *x: fused_attention(*x, **options))(q, k, v)
+    torch.testing.assert_close(mapped, fused_attention(q, k, v, **options))
+
+
+@pytest.mark.usefixtures("no_shape_check")
 def test_exports_with_dynamic_batch_and_length():
     class Attend(nn.Module):
         def forward(self, q, k, v):
