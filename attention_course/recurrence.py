@@ -73,7 +73,10 @@ def unroll(
     state: Tensor | tuple[Tensor, ...],  # before the first step; for the LSTM the pair (h, c)
     *weights: Tensor | None,  # handed on to the cell
 ) -> tuple[Float[Tensor, "*b n d"], Tensor | tuple[Tensor, ...]]:  # h after each step; the last state
-    "A cell applied to one position after the other. Raises `TypeError` and `ValueError` as the cell does."
+    """A cell applied to one position after the other.
+
+    Raises `ValueError` if `x` is no sequence, and what the cell raises.
+    """
     if not isinstance(x, Tensor) or x.ndim < 2:
         kind = tuple(x.shape) if isinstance(x, Tensor) else f"a {type(x).__name__}"
         raise ValueError(f"x is {kind}; expected a tensor of shape (..., n, d_in)")
@@ -81,9 +84,10 @@ def unroll(
     for step in x.unbind(dim=-2):
         state = cell(step, state, *weights)
         outputs.append(state if isinstance(state, Tensor) else state[0])
-    if not outputs:  # no positions: no outputs, and the state stays
-        return (state if isinstance(state, Tensor) else state[0])[..., None, :][..., :0, :], state
-    return torch.stack(outputs, dim=-2), state
+    if outputs:
+        return torch.stack(outputs, dim=-2), state
+    h = state if isinstance(state, Tensor) else state[0]
+    return h[..., None, :][..., :0, :], state  # no positions, no outputs
 
 # %% ../nbs/01_recurrence.ipynb #1edaf6bc
 def influence(
