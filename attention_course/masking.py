@@ -11,6 +11,7 @@ __all__ = ['padding_mask', 'causal_mask', 'window_mask', 'prefix_mask', 'documen
 #| code-summary: What the library's file imports
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -302,12 +303,12 @@ def fused_attention(
     if scale is not None and scale <= 0:  # torch multiplies the triangle's -inf by the scale
         q, scale = q * scale, 1.0
 
-    dtype = q.dtype
+    dtype, lead = q.dtype, q.shape[:-2]
     wide = torch.promote_types(dtype, torch.float32)
     exact = q.device.type == "cuda" and (mask is None or mask.dtype in (torch.bool, dtype))
-    q, k, v = (x if exact else x.to(wide) for x in (q, k, v))
+    if dtype != wide and not exact:
+        q, k, v = q.to(wide), k.to(wide), v.to(wide)
     k, v = _match_heads(k, q), _match_heads(v, q)
-    lead = q.shape[:-2]
     blind = None
     if mask is not None:
         mask = torch.atleast_2d(mask)
@@ -320,11 +321,15 @@ def fused_attention(
     if len(lead) != 2:  # the kernels want (batch, heads, length, width)
         q, k, v = (_four_axes(x, lead) for x in (q, k, v))
         mask = mask if mask is None or mask.ndim == 2 else _four_axes(mask, lead)
-    with torch.autocast("cpu" if q.is_meta else q.device.type, enabled=False):
+    device = "cpu" if q.is_meta else q.device.type
+    as_given = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    with as_given:
         output = F.scaled_dot_product_attention(
             q, k, v, mask, dropout_p=float(dropout_p), is_causal=triangle, scale=scale
         )
-    output = output.reshape(*lead, *output.shape[-2:]).to(dtype)
+    if len(lead) != 2:
+        output = output.reshape(*lead, *output.shape[-2:])
+    output = output.to(dtype)
     return output if blind is None else output.masked_fill(blind, 0)
 
 
