@@ -62,7 +62,7 @@ def _check_mask(mask, q: Tensor, k: Tensor) -> None:
     "Raise for a mask of another kind, or one that does not broadcast to the scores."
     if not isinstance(mask, Tensor):
         raise TypeError(f"mask is a {type(mask).__name__}; expected a tensor")
-    if mask.dtype != torch.bool and not mask.is_floating_point():
+    if mask.dtype != torch.bool and mask.dtype not in _FLOATS:
         raise TypeError(
             f"mask is {mask.dtype}; expected bool (True = may attend) "
             "or floating point (added to the scores)"

@@ -95,7 +95,7 @@ def test_g01_true_means_may_attend(variant):
 
 
 @unchecked
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.complex64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.complex64, torch.float8_e4m3fn], ids=str)
 @each_variant
 def test_g02_a_mask_of_another_dtype_is_refused_and_never_added(variant, dtype):
     q, k, v, keep = g01()
