@@ -2,6 +2,7 @@
 
 The reader of the book sees no `#|` line, no Colab `# @title` line and no hidden cell.
 """
+import ast
 import re
 
 import nbformat
@@ -47,6 +48,19 @@ def tags(directives):
     return [tag for tag, wanted in rules.items() if wanted]
 
 
+def preliminaries(source):
+    "Directives that fold what only gets a chapter ready: set-up and imports. A reader came for the question after them."
+    lines = [line for line in source.splitlines() if line.strip()]
+    if any("import attention_course" in line for line in lines):
+        return {"code-fold": "true", "code-summary": "Set-up"}
+    try:
+        statements = ast.parse(source).body
+    except SyntaxError:  # a magic command
+        return {}
+    imports = bool(statements) and all(isinstance(statement, (ast.Import, ast.ImportFrom)) for statement in statements)
+    return {"code-fold": "true", "code-summary": "Imports"} if imports else {}
+
+
 def display(directives):
     "MyST-NB's per-cell settings: captions, alt texts, and what a folded cell is called."
     settings = {}
@@ -75,6 +89,7 @@ def read(text):
                 continue
             if "show_doc" in cell.source and "import" in cell.source:
                 continue
+            directives = preliminaries(cell.source) | directives
             cell.metadata["tags"] = tags(directives)
             if settings := display(directives):
                 cell.metadata["mystnb"] = settings

@@ -103,6 +103,7 @@ def test_the_copy_button_copies_the_cell(opened):
     page = opened(FIRST)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     cell = page.locator("div.cell_input .highlight", has_text="from attention_course import setup").first
+    page.locator("div.cell", has=cell).first.locator("details summary").first.click()  # set-up comes folded
     cell.hover()
     cell.locator("button.copybtn").click()
     page.wait_for_timeout(200)
