@@ -72,7 +72,9 @@ def _check_mask(mask, q: Tensor, k: Tensor) -> None:
     scores = (*q.shape[:-1], k.shape[-2])
     pairs = zip(reversed(mask.shape), reversed(scores))
     if mask.ndim > len(scores) or any(m not in (1, s) for m, s in pairs):
-        raise ValueError(f"mask has shape {tuple(mask.shape)}; it must broadcast to the scores' shape {scores}")
+        padding = len(scores) == 4 and tuple(mask.shape) == (scores[0], scores[-1])
+        hint = "; a mask of padding has shape (batch, 1, 1, n_k)" if padding else ""
+        raise ValueError(f"mask has shape {tuple(mask.shape)}; it must broadcast to the scores' shape {scores}{hint}")
 
 
 def _grouped(q: Tensor, k: Tensor) -> bool:

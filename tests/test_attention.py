@@ -303,6 +303,12 @@ def test_masks_that_do_not_broadcast_are_named(shape):
 
 
 @pytest.mark.usefixtures("no_shape_check")
+def test_a_mask_of_padding_without_its_axes_is_told_the_shape_it_needs():
+    with pytest.raises(ValueError, match=r"a mask of padding has shape \(batch, 1, 1, n_k\)"):
+        scaled_dot_product_attention(*qkv(), torch.ones(2, 7, dtype=torch.bool))
+
+
+@pytest.mark.usefixtures("no_shape_check")
 @pytest.mark.parametrize(
     ("options", "error"),
     [
