@@ -383,7 +383,7 @@ def test_influence_can_be_asked_for_where_gradients_are_off_and_of_leaves():
 def test_an_influence_too_small_for_the_squares_of_float32_is_still_seen():
     x = torch.ones(2, 1)
     found = influence(lambda x: torch.stack([x[0], 1e-30 * x[0] + x[1]]), x)
-    assert found[0] == pytest.approx(1e-30, rel=1e-5)
+    assert found[0] == pytest.approx(1e-30, rel=1e-5, abs=0)
 
 
 @pytest.mark.usefixtures("no_shape_check")
