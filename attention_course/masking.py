@@ -50,16 +50,6 @@ def _readable(x: Tensor) -> bool:
     "Whether looking at the numbers is free: on a GPU it would wait, under a compiler break the graph."
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
-
-def _positions(n_q: int, n_k: int | None, device) -> tuple[Integer[Tensor, "n_q 1"], Integer[Tensor, "n_k"]]:
-    "Where each query and each key stands: the queries are the last `n_q` of `n_k` positions."
-    _check_size("n_q", n_q)
-    n_k = n_q if n_k is None else n_k
-    _check_size("n_k", n_k)
-    keys = torch.arange(n_k, device=device)
-    queries = torch.arange(n_q, device=device) + (n_k - n_q)
-    return queries[:, None], keys
-
 # %% ../nbs/03_masking.ipynb #4805e6f0
 def padding_mask(
     lengths: Integer[Tensor, "batch"] | Sequence[int],  # how many real tokens each sample has; they come first
@@ -78,6 +68,18 @@ def padding_mask(
         raise ValueError(f"lengths has {longest}, which is beyond max_len={max_len}")
     real = torch.arange(max_len, device=lengths.device) < lengths[:, None]
     return rearrange(real, "batch n_k -> batch 1 1 n_k")
+
+# %% ../nbs/03_masking.ipynb #9a3e279f
+def _positions(
+    n_q: int, n_k: int | None, device
+) -> tuple[Integer[Tensor, "n_q 1"], Integer[Tensor, "n_k"]]:
+    "Where queries and keys stand: the queries are the last `n_q` of `n_k` positions."
+    _check_size("n_q", n_q)
+    n_k = n_q if n_k is None else n_k
+    _check_size("n_k", n_k)
+    keys = torch.arange(n_k, device=device)
+    queries = torch.arange(n_q, device=device) + (n_k - n_q)
+    return queries[:, None], keys
 
 # %% ../nbs/03_masking.ipynb #6f6f43c6
 def causal_mask(
@@ -266,6 +268,8 @@ def mask_from_huggingface(
     return rearrange(real, "batch n_k -> batch 1 1 n_k")
 
 # %% ../nbs/03_masking.ipynb #1ebf1a0c
+#| code-fold: true
+#| code-summary: The whole function
 def fused_attention(
     q: Float[Tensor, "*b n_q d_head"],  # what each position looks for
     k: Float[Tensor, "*kv n_k d_head"],  # what each is found by; `*kv` is `*b`, or has fewer heads
@@ -284,7 +288,7 @@ def fused_attention(
     nothing gets zeros. What a mask hides must give finite scores. Second derivatives
     need the readable function: not all of torch's kernels have them.
 
-    Source: Vaswani et al. 2017, §3.2.1; Dao et al. 2022 for the kernels.
+    Source: Vaswani et al. 2017, §3.2.1; Dao et al. 2022 for the method of the kernels.
     Raises `TypeError` and `ValueError` for dtypes, devices, shapes and numbers that do not fit.
     """
     _check_inputs(q, k, v, mask, scale, dropout_p)

@@ -7,6 +7,7 @@ __all__ = []
 
 # %% ../../nbs/exercises/masking.ipynb #4c65c563
 import math
+import re
 
 import torch
 
@@ -16,6 +17,12 @@ from ..toolkit import _call, _numbers, compare, exercise
 def _grid(n_q, n_k):
     "Positions of queries, as a column, and of keys; the queries are the last."
     return torch.arange(n_q)[:, None] + (n_k - n_q), torch.arange(n_k)
+
+
+def _seen(problem):
+    "A difference between masks in the words of masks."
+    words = {"1": "visible", "0": "hidden"}
+    return problem and re.sub(r"\]: ([01]), expected ([01])$", lambda m: f"]: {words[m[1]]}, expected {words[m[2]]}", problem)
 
 # %% ../../nbs/exercises/masking.ipynb #fc01dce3
 @exercise("masking.causal")
@@ -27,7 +34,7 @@ def _causal(attempt):
     def upper_left(n_q, n_k, keep=lambda i, j: j <= i):
         return keep(torch.arange(n_q)[:, None], torch.arange(n_k))
 
-    return compare(
+    return _seen(compare(
         attempt,
         right,
         [(4, 4), (2, 5), (1, 3), (5, 2), (1, 1)],
@@ -37,14 +44,16 @@ def _causal(attempt):
             "these queries are the first positions, not the last, and True hides": lambda n_q, n_k: ~upper_left(n_q, n_k),
             "a word must see itself: compare with <=, not with <": lambda n_q, n_k: right(n_q, n_k) & (_grid(n_q, n_k)[0] != _grid(n_q, n_k)[1]),
             "the triangle is upside down: each query sees its future and not its past": lambda n_q, n_k: _grid(n_q, n_k)[1] >= _grid(n_q, n_k)[0],
+            "the triangle is upside down: each query sees its future and not its past (and stands at position n_k - n_q + i)": lambda n_q, n_k: upper_left(n_q, n_k, lambda i, j: j >= i),
             "the axes are swapped: rows are queries, columns are keys": lambda n_q, n_k: right(n_q, n_k).T,
             "off by one: each query sees one position of its future (query 0 stands at n_k - n_q)": lambda n_q, n_k: upper_left(n_q, n_k, lambda i, j: j <= i + n_k - n_q + 1),
             "the shift has the wrong sign: query 0 stands at position n_k - n_q": lambda n_q, n_k: upper_left(n_q, n_k, lambda i, j: j <= i - (n_k - n_q)),
             "right up to n_q = n_k, but with more queries than keys the first ones stand before all keys, and see nothing": lambda n_q, n_k: upper_left(n_q, n_k, lambda i, j: j <= i + max(n_k - n_q, 0)),
+            "right up to n_q = n_k, but with more queries than keys the shape must still be (n_q, n_k): the first queries stand before all keys, and see nothing": lambda n_q, n_k: right(min(n_q, n_k), n_k),
             "this is additive, 0 and -inf; True and False were asked for": lambda n_q, n_k: torch.zeros(n_q, n_k).masked_fill(~right(n_q, n_k), -math.inf),
         },
         axes=("query", "key"),
-    )
+    ))
 
 # %% ../../nbs/exercises/masking.ipynb #6d9d1386
 @exercise("masking.translate")
@@ -60,26 +69,31 @@ def _translate(attempt):
     def right(a, p):
         return ~(a | keys(p))
 
-    return compare(
-        attempt,
-        right,
-        [(a, p), (wide, left)],
-        slips={
-            "not negated: in torch's modules True hides, here it shows": lambda a, p: a | keys(p),
-            "not negated, and joined by and: in torch's modules True hides, here it shows": lambda a, p: a & keys(p),
-            "this shows a pair unless both masks hide it; one that hides is enough: negate each, then &": lambda a, p: ~(a & keys(p)),
-            "only the attn_mask was negated; the padding mask hides with True too": lambda a, p: ~a & keys(p),
-            "only the key_padding_mask was negated; the attn_mask hides with True too": lambda a, p: a & ~keys(p),
-            "the padding is missing": lambda a, p: (~a).expand(len(p), 1, *a.shape),
-            "the attn_mask is missing": lambda a, p: (~keys(p)).expand(len(p), 1, *a.shape),
-            "the padding hides queries, not keys: its last axis must stay last": lambda a, p: ~(a | p[:, None, :, None]),
-            "the axis of the heads is missing: (batch, 1, n_q, n_k). With three axes, the first would be taken for the heads": lambda a, p: ~(a | p[:, None, :]),
-            "this is additive, 0 and -inf; True and False were asked for": lambda a, p: torch.zeros(right(a, p).shape).masked_fill(~right(a, p), -math.inf),
-        },
-        axes=("sentence", "head", "query", "key"),
-    )
+    slips = {
+        "not negated: in torch's modules True hides, here it shows": lambda a, p: a | keys(p),
+        "not negated, and joined by and: in torch's modules True hides, here it shows": lambda a, p: a & keys(p),
+        "this shows a pair unless both masks hide it; one that hides is enough: negate each, then &": lambda a, p: ~(a & keys(p)),
+        "only the attn_mask was negated; the padding mask hides with True too": lambda a, p: ~a & keys(p),
+        "only the key_padding_mask was negated; the attn_mask hides with True too": lambda a, p: a & ~keys(p),
+        "the padding is missing": lambda a, p: (~a).expand(len(p), 1, *a.shape),
+        "the attn_mask is missing": lambda a, p: (~keys(p)).expand(len(p), 1, *a.shape),
+        "the padding hides queries, not keys: its last axis must stay last": lambda a, p: ~(a | p[:, None, :, None]),
+        "the axis of the heads is missing: (batch, 1, n_q, n_k). With three axes, the first would be taken for the heads": lambda a, p: ~(a | p[:, None, :]),
+        "this is additive, 0 and -inf; True and False were asked for": lambda a, p: torch.zeros(right(a, p).shape).masked_fill(~right(a, p), -math.inf),
+    }
+    axes = ("sentence", "head", "query", "key")
+    for case in [(a, p), (wide, left)]:  # an error says for which shapes
+        try:
+            _call(attempt, case)
+        except ValueError as error:
+            problem = compare(attempt, right, [(a, p)], slips=slips, axes=axes) if case[0] is wide else None
+            if problem in slips:
+                return problem
+            shapes = [tuple(mask.shape) for mask in case]
+            return f"for attn_mask {shapes[0]} and key_padding_mask {shapes[1]}, {error}"
+    return _seen(compare(attempt, right, [(a, p), (wide, left)], slips=slips, axes=axes))
 
-# %% ../../nbs/exercises/masking.ipynb #054c8089
+# %% ../../nbs/exercises/masking.ipynb #99bff1c1
 @exercise("masking.window")
 def _window(attempt):
     def made(lengths, n, window, near=None, real=None):
@@ -90,27 +104,37 @@ def _window(attempt):
     def slip(near=None, real=None):
         return lambda lengths, n, w: made(lengths, n, w, near and (lambda i, j: near(i, j, w)), real and (lambda i, j: real(i, j, lengths[:, None, None, None])))
 
-    return compare(
-        attempt,
-        made,
-        [(torch.tensor([6, 3, 1]), 6, 2), (torch.tensor([2, 5]), 5, 3), (torch.tensor([4]), 4, 1), (torch.tensor([3, 4]), 4, 9)],
-        slips={
-            "polarity: you return True for what is hidden; True must mean visible": lambda *a: ~made(*a),
-            "the window is one too wide: it counts the word itself, so i - j < window": slip(lambda i, j, w: (j <= i) & (i - j <= w)),
-            "the window is one too narrow: it counts the word itself, so i - j < window": slip(lambda i, j, w: (j <= i) & (i - j < w - 1)),
-            "it looks ahead as well: the window must end at the word itself": slip(lambda i, j, w: (i - j).abs() < w),
-            "it looks ahead without limit: j <= i is missing": slip(lambda i, j, w: i - j < w),
-            "the window is missing: all of the past is visible": slip(lambda i, j, w: j <= i),
-            "it looks ahead and not back: i - j is how long ago key j was": slip(lambda i, j, w: (j >= i) & (j - i < w)),
-            "a word must see itself": slip(lambda i, j, w: (j < i) & (i - j < w)),
-            "the filler is visible": slip(None, lambda i, j, n: (j >= 0) & (n >= 0)),
-            "one token of filler is visible: keys are counted from 0, so j < length": slip(None, lambda i, j, n: j <= n),
-            "the rows of filler see nothing, and only its columns have to be hidden: compare the length with j, not with i (an empty row is trouble)": slip(None, lambda i, j, n: i < n),
-            "the axis of the heads is missing: (batch, 1, n, n)": lambda *a: made(*a)[:, 0],
-            "you joined by or; a pair must pass every condition: &": slip(lambda i, j, w: ((j <= i) & (i - j < w)) | True),
-        },
-        axes=("sentence", "head", "query", "key"),
-    )
+    def either(lengths, n, window):
+        i, j = _grid(n, n)
+        return (j <= i) & (i - j < window) | (j < lengths[:, None, None, None])
+
+    slips = {
+        "polarity: you return True for what is hidden; True must mean visible": lambda *a: ~made(*a),
+        "the window is one too wide: it counts the word itself, so i - j < window": slip(lambda i, j, w: (j <= i) & (i - j <= w)),
+        "the window is one too narrow: it counts the word itself, so i - j < window": slip(lambda i, j, w: (j <= i) & (i - j < w - 1)),
+        "it looks ahead as well: the window must end at the word itself": slip(lambda i, j, w: (i - j).abs() < w),
+        "it looks ahead without limit: j <= i is missing": slip(lambda i, j, w: i - j < w),
+        "the window is missing: all of the past is visible": slip(lambda i, j, w: j <= i),
+        "it looks ahead and not back: i - j is how long ago key j was": slip(lambda i, j, w: (j >= i) & (j - i < w)),
+        "a word must see itself": slip(lambda i, j, w: (j < i) & (i - j < w)),
+        "the filler is visible": slip(None, lambda i, j, n: (j >= 0) & (n >= 0)),
+        "one token of filler is visible: keys are counted from 0, so j < length": slip(None, lambda i, j, n: j <= n),
+        "the rows of filler see nothing, and only its columns have to be hidden: compare the length with j, not with i (an empty row is trouble)": slip(None, lambda i, j, n: i < n),
+        "the axis of the heads is missing: (batch, 1, n, n)": lambda *a: made(*a)[:, 0],
+        "you joined by or; a pair must pass every condition: &": either,
+        "the mask reaches to the longest sentence; it must reach to n, which may be longer": lambda lengths, n, w: made(lengths, int(lengths.max()), w),
+    }
+    cases = [
+        (torch.tensor([6, 3, 1]), 6, 2), (torch.tensor([2, 5]), 5, 3), (torch.tensor([4]), 4, 1), (torch.tensor([3, 4]), 4, 9),
+        (torch.tensor([3, 2]), 5, 2),  # no sentence is as long as n
+    ]
+    axes = ("sentence", "head", "query", "key")
+    try:
+        return _seen(compare(attempt, made, cases, slips=slips, axes=axes))
+    except ValueError as error:
+        if compare(attempt, made, cases[:-1], slips=slips, axes=axes) is None:
+            return f"right where n is the length of the longest sentence; n may be longer, and the keys must reach to it (for lengths [3, 2] and n = 5 {error})"
+        raise
 
 # %% ../../nbs/exercises/masking.ipynb #e627375e
 @exercise("masking.packed")
@@ -130,7 +154,7 @@ def _packed(attempt):
         i, j = _grid(d.shape[-1], d.shape[-1])
         return (d[:, None, :, None] >= d[:, None, None, :]) & (d[:, None, None, :] != 0) & (j <= i)
 
-    return compare(
+    return _seen(compare(
         attempt,
         made,
         [(torch.tensor([[1, 1, 1, 2, 2, 0], [3, 3, 1, 1, 1, 1]]),), (torch.tensor([[0, 0, 5, 5, 2]]),)],
@@ -139,6 +163,8 @@ def _packed(attempt):
             "it looks ahead: a language model needs j <= i as well": lambda d: made(d, past=False),
             "it looks ahead, and filler sees filler: two conditions are missing": lambda d: made(d, past=False, unseen=False),
             "filler sees filler: 0 equals 0, so ask for key != 0 as well": lambda d: made(d, unseen=False),
+            "filler sees itself; here its row stays empty: nothing is visible where the key is 0": lambda d: made(d) | (torch.eye(d.shape[-1], dtype=torch.bool) & (d == 0)[:, None, :, None]),
+            "filler may also come first, or in the middle: ask each token, do not count them": lambda d: made(d, unseen=False) & (torch.arange(d.shape[-1]) < (d != 0).sum(-1)[:, None, None, None]),
             "texts see each other: both tokens must have the same number": both_real,
             "texts see each other: this is the causal mask with filler hidden, documents play no part": lambda d: made(d, same=False),
             "later texts see earlier ones: ask for ==, not for >=": ordered,
@@ -147,49 +173,74 @@ def _packed(attempt):
             "the axis of the heads is missing: (batch, 1, n, n)": lambda d: made(d)[:, 0],
         },
         axes=("sentence", "head", "query", "key"),
-    )
+    ))
 
-# %% ../../nbs/exercises/masking.ipynb #5ac2ae99
+# %% ../../nbs/exercises/masking.ipynb #476c66c4
 @exercise("masking.blind")
 def _blind(attempt):
-    inf, low = math.inf, torch.finfo(torch.float32).min
+    inf = math.inf
+
+    def added(dtype):
+        low = torch.finfo(dtype).min
+        return torch.tensor([[0, -inf, -inf], [-inf, -inf, -inf], [0, 0, 0], [-2, -1, -3], [low, low, low], [-2e4, -inf, -2e4]], dtype=dtype)
+
     keep = torch.tensor([[1, 0, 0], [0, 0, 0], [1, 1, 1]], dtype=torch.bool)
-    added = torch.tensor([[0, -inf, -inf], [-inf, -inf, -inf], [0, 0, 0], [-2, -1, -3], [low, low, low], [-1e9, -inf, -1e9]])
-    batch = torch.stack([keep, ~keep])[:, None]  # (batch, heads, n_q, n_k)
+    billion = torch.tensor([[-1e9, -inf, -1e9], [-inf, -inf, -inf]])
 
     def right(mask, dim=-1):
         return (~mask if mask.dtype == torch.bool else mask == -inf).all(dim)
 
-    def as_added(mask, hidden):
-        return right(mask) if mask.dtype == torch.bool else hidden(mask).all(-1)
+    kinds = {  # (batch, heads, n_q, n_k) among them
+        "boolean": [(keep,), (torch.stack([keep, ~keep])[:, None],)],
+        "additive": [(added(torch.float32),), (billion,), (added(torch.float16),), (added(torch.float32)[:2].T.contiguous(),)],
+    }
+    slips = {
+        "an additive row of zeros sees everything: there, hidden is -inf": lambda m: ~(m != 0).any(-1),
+        "in an additive mask every number but 0 counts as true: compare with -inf": lambda m: (~m.bool()).all(-1),
+        "a boolean mask has no -inf: there, hidden is False": lambda m: (m == -inf).all(-1),
+        "half precision was left out: ask for dtype == torch.bool, not for one type of the others": lambda m: right(m) if m.dtype in (torch.bool, torch.float32) else ~m.any(-1),
+        "a finite number hides nothing, however low: compare with -inf": lambda m: (m < 0).all(-1),
+        "a finite number such as -10000 hides nothing: compare with -inf": lambda m: (m < -1e4).all(-1),
+        "the lowest finite number hides nothing: compare with -inf": lambda m: (m <= torch.finfo(m.dtype).min).all(-1),
+        "-1e9 hides nothing: compare with -inf": lambda m: (m <= -1e9).all(-1),
+        "you ask for some hidden key; all keys of the row must be hidden": lambda m: (~m if m.dtype == torch.bool else m == -inf).any(-1),
+        "the sum is -inf as soon as one key is hidden: ask whether all are": lambda m: m.sum(-1) == -inf,
+        "you reduce over the queries: this says which keys nobody sees; reduce over keys, dim=-1": lambda m: right(m, -2),
+        "inverted: this is True for queries that see something": lambda m: ~right(m),
+        "inverted: this is True where all is visible": lambda m: (m if m.dtype == torch.bool else m != -inf).all(-1),
+    }
+    places = {1: "row {}", 3: "sample {}, head {}, row {}"}
 
-    return compare(
-        attempt,
-        right,
-        [(keep,), (added,), (batch,), (added[:2].T.contiguous(),)],
-        slips={
-            "right for boolean masks, but an additive row of zeros sees everything: there, hidden is -inf": lambda m: ~(m != 0).any(-1),
-            "right for boolean masks, but in an additive mask every number is true: hidden is -inf": lambda m: (~m.bool()).all(-1),
-            "a finite number hides nothing, however low: compare with -inf": lambda m: as_added(m, lambda a: a < 0),
-            "the lowest finite number hides nothing: compare with -inf": lambda m: as_added(m, lambda a: a <= low),
-            "-1e9 hides nothing: compare with -inf": lambda m: as_added(m, lambda a: a <= -1e9),
-            "you ask for some hidden key; all keys of the row must be hidden": lambda m: (~m if m.dtype == torch.bool else m == -inf).any(-1),
-            "you reduce over the queries: this says which keys nobody sees; reduce over keys, dim=-1": lambda m: right(m, -2),
-            "inverted: this is True for queries that see something": lambda m: ~right(m),
-            "inverted: this is True where something is hidden, or all is visible": lambda m: (m if m.dtype == torch.bool else m != -inf).all(-1),
-        },
-        axes=("...", "query"),
-    )
+    def rows(problem):
+        "A place in the answer, and its numbers, in words."
+        found = re.fullmatch(r"first difference at \[([\d, ]+)\]: ([01]), expected ([01])", problem)
+        if not found:
+            return problem
+        place = found[1].split(", ")
+        at = places[len(place)].format(*place)
+        return f"first difference at [{at}]: {found[2] == '1'}, expected {found[3] == '1'}"
+
+    everything = [case for cases in kinds.values() for case in cases]
+    problem = compare(attempt, right, everything, slips=slips)
+    if problem is None or problem in slips or "dtype bool" in problem:
+        return problem
+    faults = {kind: compare(attempt, right, cases, slips=slips) for kind, cases in kinds.items()}
+    said = [f"{kind} masks: {'right' if fault is None else rows(fault)}" for kind, fault in faults.items()]
+    return "; ".join(said)
 
 # %% ../../nbs/exercises/masking.ipynb #0256e2d5
 @exercise("masking.reach")
 def _reach(attempt):
-    for n in (1, 2, 9, 16, 30, 47):
+    for n in (9, 16, 1, 2, 30, 47):
         answer = _call(attempt, (n,))
         if not isinstance(answer, tuple | list) or len(answer) != 2:
             return f"it returned a {type(answer).__name__}; expected the pair (first, second)"
+        for name, given in zip(("first", "second"), answer):
+            if given is None or given is ...:
+                return f"the {name} mask is {given}; expected a tensor of shape {(n, n)}"
         layers = [_numbers(layer, (n, n)) for layer in answer]
-        budget = 2 * (math.isqrt(n - 1) + 1)
+        width = math.isqrt(n - 1) + 1
+        causal = torch.ones(n, n).tril().bool()
         for name, given, layer in zip(("first", "second"), answer, layers):
             if layer.shape != (n, n):
                 return f"for n = {n}, the shape of the {name} mask is {tuple(layer.shape)}; expected {(n, n)}"
@@ -198,17 +249,24 @@ def _reach(attempt):
             ahead = layer.triu(1).nonzero()
             if len(ahead):
                 i, j = ahead[0].tolist()
-                return f"for n = {n}, the {name} mask is not causal: query {i} sees key {j}"
+                polarity = ". If True hides there: it must mean visible" if layer[~causal].all() else ""
+                return f"for n = {n}, the {name} mask is not causal: query {i} sees key {j}{polarity}"
             seen = layer.sum(-1)
-            if seen.max() > budget:
+            if seen.max() > 2 * width:
                 i = int(seen.argmax())
-                return f"for n = {n}, query {i} sees {int(seen[i])} keys in the {name} mask; at most {budget} were allowed"
+                return f"for n = {n}, query {i} sees {int(seen[i])} keys in the {name} mask; at most {2 * width} were allowed"
         first, second = layers
-        lost = ((second @ first == 0) & torch.ones(n, n).tril().bool()).nonzero()
+        lost = ((second @ first == 0) & causal).nonzero()
         if len(lost):
             i, j = lost[0].tolist()
-            swapped = not ((first @ second == 0) & torch.ones(n, n).tril().bool()).any()
-            more = ". In the other order it works: the first layer is the one that sees j" if swapped else ""
-            more = ". Both layers are the same: the second should jump where the first walks" if not swapped and torch.equal(first, second) and n > 4 else more
-            return f"for n = {n}, {len(lost)} pairs are out of reach; the first: query {i} does not reach key {j}{more}"
+            if not ((first @ second == 0) & causal).any():
+                more = ". In the other order it works: the first layer is the one that sees j"
+            elif torch.equal(first, second):
+                more = ". Both layers are the same: the second should jump where the first walks"
+            elif (lost[:, 0] - lost[:, 1]).max() < width:
+                more = ". All that is lost is near: these keys lie behind the last stop before the query"
+            else:
+                more = ""
+            pairs = "1 pair is" if len(lost) == 1 else f"{len(lost)} pairs are"
+            return f"for n = {n}, {pairs} out of reach; the first: query {i} does not reach key {j}{more}"
     return None
