@@ -8,6 +8,7 @@ __all__ = ['MultiHeadAttention']
 # %% ../nbs/04_multi_head.ipynb #f6c40609
 #| code-fold: true
 #| code-summary: What the library's file imports
+import copy
 from collections.abc import Callable
 
 import torch
@@ -22,7 +23,7 @@ from .masking import causal_mask, combine_masks, fused_attention
 # %% ../nbs/04_multi_head.ipynb #f0e539c2
 #| code-fold: true
 #| code-summary: What the module refuses
-def _check_options(*, d_head, dropout, fused, attend, **sizes) -> None:
+def _check_options(*, d_head, dropout, bias, fused, attend, **sizes) -> None:
     "Raise for options that no module can have, or that do not fit together."
     given = sizes if d_head is None else {**sizes, "d_head": d_head}
     for name, number in given.items():
@@ -35,6 +36,9 @@ def _check_options(*, d_head, dropout, fused, attend, **sizes) -> None:
         raise ValueError(f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head")
     if n_heads % n_kv_heads:
         raise ValueError(f"n_heads={n_heads} is not divisible by n_kv_heads={n_kv_heads}")
+    for name, flag in (("bias", bias), ("fused", fused)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} is a {type(flag).__name__}; expected True or False")
     if fused and d_context != d_model:
         raise ValueError(f"fused=True needs d_context={d_context} to equal d_model={d_model}")
     if isinstance(dropout, bool) or not isinstance(dropout, (int, float)):
@@ -47,7 +51,8 @@ def _check_options(*, d_head, dropout, fused, attend, **sizes) -> None:
 
 def _check_call(module, x, context, mask, return_weights) -> None:
     "Raise for what the module cannot take."
-    weight = module.w_o.weight
+    weight = getattr(module.w_o, "weight", None)  # w_o may have been replaced, by an adapter for instance
+    known = isinstance(weight, Tensor) and weight.is_floating_point()
     for name, y, width in (("x", x, module.d_model), ("context", context, module.d_context)):
         if not isinstance(y, Tensor):
             raise TypeError(f"{name} is a {type(y).__name__}; expected a tensor")
@@ -57,9 +62,9 @@ def _check_call(module, x, context, mask, return_weights) -> None:
             raise ValueError(
                 f"{name} has shape {tuple(y.shape)}; expected (batch, length, {width}) or (length, {width})"
             )
-        if y.device != weight.device:
+        if known and y.device != weight.device:
             raise ValueError(f"{name} is on {y.device} but the module is on {weight.device}")
-        if y.dtype != weight.dtype and not _cast(y, weight):
+        if known and y.dtype != weight.dtype and not _cast(y, weight):
             raise TypeError(f"{name} is {y.dtype} but the module is {weight.dtype}; they must agree")
     if x.shape[:-2] != context.shape[:-2]:
         raise ValueError(f"x has shape {tuple(x.shape)} but context {tuple(context.shape)}; their batches must agree")
@@ -68,10 +73,23 @@ def _check_call(module, x, context, mask, return_weights) -> None:
             f"mask has shape {tuple(mask.shape)}, of which the first axis could be batch or heads; "
             "write (batch, 1, n_q, n_k) or (1, n_heads, n_q, n_k)"
         )
+    if not isinstance(return_weights, bool):
+        raise TypeError(f"return_weights is a {type(return_weights).__name__}; expected True or False")
     if return_weights and module.attend not in (None, fused_attention):
         raise ValueError(
             "return_weights=True needs the default attention, but attend was given; "
             "only the default knows its weights"
+        )
+
+
+def _check_heads(heads, q: Tensor, v: Tensor) -> None:
+    "Raise unless what `attend` returned is the output alone, (batch, n_heads, n_q, d_head)."
+    if not isinstance(heads, Tensor):
+        raise TypeError(f"attend returned a {type(heads).__name__}; expected the output alone, a tensor")
+    if heads.shape != (*q.shape[:-1], v.shape[-1]):
+        raise ValueError(
+            f"attend returned shape {tuple(heads.shape)}; expected (batch, n_heads, n_q, d_head), "
+            f"here {(*q.shape[:-1], v.shape[-1])}"
         )
 
 
@@ -81,6 +99,8 @@ def _cast(x: Tensor, weight: Tensor) -> bool:
     return torch.is_autocast_enabled(device) and torch.float64 not in (x.dtype, weight.dtype)
 
 # %% ../nbs/04_multi_head.ipynb #78616a9f
+#| code-fold: true
+#| code-summary: The whole class
 class MultiHeadAttention(nn.Module):
     """Attention by several heads at once, each with its own queries, keys and values.
 
@@ -109,7 +129,7 @@ class MultiHeadAttention(nn.Module):
         d_context = d_model if d_context is None else d_context
         _check_options(
             d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, d_context=d_context,
-            d_head=d_head, dropout=dropout, fused=fused, attend=attend,
+            d_head=d_head, dropout=dropout, bias=bias, fused=fused, attend=attend,
         )
         d_head = d_model // n_heads if d_head is None else d_head
         self.d_model, self.d_context, self.d_head = d_model, d_context, d_head
@@ -143,6 +163,7 @@ class MultiHeadAttention(nn.Module):
         q, k, v = self.project(x, context)
         dropout = {"dropout_p": self.dropout} if self.training and self.dropout else {}
         heads = (self.attend or fused_attention)(q, k, v, mask, causal=causal, **dropout)
+        _check_heads(heads, q, v)
         output = self.w_o(rearrange(heads, "b h n d -> b n (h d)"))
         output = output[0] if alone else output
         if not return_weights:
@@ -155,7 +176,10 @@ class MultiHeadAttention(nn.Module):
     def project(
         self, x: Tensor, context: Tensor | None = None
     ) -> tuple[Float[Tensor, "b h n_q d"], Float[Tensor, "b h_kv n_k d"], Float[Tensor, "b h_kv n_k d"]]:
-        "Queries of x, keys and values of the context (or of x), split into heads."
+        """Queries of x, keys and values of the context (or of x), split into heads.
+
+        With a context the fused form reads the blocks of its matrix: hooks on that layer act without one only.
+        """
         context = x if context is None else context
         if not self.fused:
             parts = self.w_q(x), self.w_k(context), self.w_v(context)
@@ -187,11 +211,16 @@ class MultiHeadAttention(nn.Module):
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
     def fuse(self) -> "MultiHeadAttention":
-        "A copy with one matrix for queries, keys and values. Raises `ValueError` if the context has another width."
+        """A plain `MultiHeadAttention` with one matrix for queries, keys and values, and copied weights.
+
+        Raises `ValueError` if the context has another width, or if only some projections have
+        a bias; `TypeError` if a projection is no `nn.Linear` any more. A state dict of one
+        form is loaded into that form first, and converted then.
+        """
         return _converted(self, fused=True)
 
     def split(self) -> "MultiHeadAttention":
-        "A copy with a matrix each for queries, keys and values."
+        "A plain `MultiHeadAttention` with a matrix each for queries, keys and values; raises as `fuse` does."
         return _converted(self, fused=False)
 
     @classmethod
@@ -213,25 +242,48 @@ class MultiHeadAttention(nn.Module):
         """The same attention as torch's module, batch first, with copied weights.
 
         Raises `ValueError` for what that module does not have: fewer key/value heads,
-        heads whose widths do not add up to `d_model`, and another `attend`.
+        heads whose widths do not add up to `d_model`, another `attend`, and a bias on some
+        projections only; `TypeError` if a projection is no `nn.Linear` any more.
         """
         return _to_torch(self)
 
 # %% ../nbs/04_multi_head.ipynb #3ea4e3d4
 #| code-fold: true
 #| code-summary: How weights travel
-def _copy(to, source) -> None:
-    "Copy pairs of weight and bias, in order."
-    with torch.no_grad():
-        for pair, other in zip(to, source, strict=True):
-            for mine, theirs in zip(pair, other, strict=True):
-                if mine is not None:
-                    mine.copy_(theirs)
+def _fill(made: nn.Module, to, source, module: nn.Module) -> None:
+    "Copy pairs of weight and bias in order, and the state of the module: training or not, frozen or not."
+    for (mine, bias), (theirs, other) in zip(to, source, strict=True):
+        if (bias is None) != (other is None):
+            raise ValueError("some of the four projections have a bias and some have not; expected all or none")
+        with torch.no_grad():
+            mine.copy_(theirs)
+            if bias is not None:
+                bias.copy_(other)
+    made.train(module.training)
+    if not any(p.requires_grad for p in module.parameters()):
+        made.requires_grad_(False)
+
+
+def _fresh(cls, *args, like: Tensor, **options) -> nn.Module:
+    "A new module of the dtype and on the device of `like`. Its weights will be copied, so the generator is left as it was."
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        made = cls(*args, **options)
+    return made.to(like)
+
+
+def _check_plain(module: "MultiHeadAttention") -> None:
+    "Raise unless the projections are `nn.Linear`: what a replaced layer does besides would be lost."
+    for name in ("w_qkv", "w_o") if module.fused else ("w_q", "w_k", "w_v", "w_o"):
+        layer = getattr(module, name)
+        if type(layer).forward is not nn.Linear.forward:
+            raise TypeError(f"{name} is a {type(layer).__name__}; only nn.Linear can be converted (merge adapters first)")
 
 
 def _converted(module: MultiHeadAttention, fused: bool) -> MultiHeadAttention:
     "A copy of the module in the other form, or in the same."
-    other = MultiHeadAttention(
+    _check_plain(module)
+    other = _fresh(
+        MultiHeadAttention,
         module.d_model,
         module.n_heads,
         n_kv_heads=module.n_kv_heads,
@@ -240,10 +292,12 @@ def _converted(module: MultiHeadAttention, fused: bool) -> MultiHeadAttention:
         bias=module.w_o.bias is not None,
         dropout=module.dropout,
         fused=fused,
-        attend=module.attend,
-    ).to(module.w_o.weight)
-    _copy(other._blocks(), module._blocks())
-    return other.train(module.training)
+        like=module.w_o.weight,
+    )
+    _fill(other, other._blocks(), module._blocks(), module)
+    own = isinstance(module.attend, nn.Module)  # with parameters of its own, maybe
+    other.attend = copy.deepcopy(module.attend) if own else module.attend
+    return other
 
 
 def _blocks_of_torch(module: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor | None]]:
@@ -266,17 +320,21 @@ def _from_torch(cls, module, fused: bool, attend: Callable | None) -> MultiHeadA
     ):
         if used:
             raise ValueError(f"{option} has no counterpart here: keys and values come from one context, as it is")
-    ours = cls(
+    ours = _fresh(
+        cls,
         module.embed_dim,
         module.num_heads,
         d_context=module.kdim,
         bias=module.in_proj_bias is not None,
         dropout=module.dropout,
         fused=fused,
-        attend=attend,
-    ).to(module.out_proj.weight)
-    _copy(ours._blocks(), _blocks_of_torch(module))
-    return ours.train(module.training)
+        like=module.out_proj.weight,
+    )
+    _fill(ours, ours._blocks(), _blocks_of_torch(module), module)
+    if attend is not None and not callable(attend):
+        raise TypeError(f"attend is a {type(attend).__name__}; expected a function")
+    ours.attend = attend  # last, so that a module is not cast
+    return ours
 
 
 def _to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
@@ -287,10 +345,19 @@ def _to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
     ):
         if used:
             raise ValueError(f"{option} has no counterpart in nn.MultiheadAttention")
+    _check_plain(module)
     width = None if module.d_context == module.d_model else module.d_context
     bias = module.w_o.bias is not None
-    theirs = nn.MultiheadAttention(
-        module.d_model, module.n_heads, module.dropout, bias, kdim=width, vdim=width, batch_first=True
-    ).to(module.w_o.weight)
-    _copy(_blocks_of_torch(theirs), module._blocks())
-    return theirs.train(module.training)
+    theirs = _fresh(
+        nn.MultiheadAttention,
+        module.d_model,
+        module.n_heads,
+        module.dropout,
+        bias,
+        kdim=width,
+        vdim=width,
+        batch_first=True,
+        like=module.w_o.weight,
+    )
+    _fill(theirs, _blocks_of_torch(theirs), module._blocks(), module)
+    return theirs

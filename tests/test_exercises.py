@@ -254,12 +254,21 @@ SLIPS = [
     ("multi_head.merge", lambda x: x.sum(1), "added up; they must stand side by side"),
     ("multi_head.merge", lambda x: x.mean(1), "means over the heads"),
     ("multi_head.merge", lambda x: x.flatten(1, 2), "one after another along the words"),
-    ("multi_head.group", lambda a, h, kv: a % kv, r"deals the keys out in turn, \[0, 1, 0, 1\]"),
-    ("multi_head.group", lambda a, h, kv: a // kv, "not by the number of keys"),
+    ("multi_head.group", lambda a, h, kv: a % kv, r"deals the key/value heads out in turn, \[0, 1, 0, 1\]"),
+    ("multi_head.group", lambda a, h, kv: a // kv, "not by the number of key/value heads"),
     ("multi_head.group", lambda a, h, kv: a * kv / h, "divide with //"),
     ("multi_head.group", lambda a, h, kv: a % (h // kv), "place of the head within its group"),
     ("multi_head.group", lambda a, h, kv: a // (h // kv) * (h // kv), "first head of the group"),
-    ("multi_head.group", lambda a, h, kv: kv - 1 - a * kv // h, "first difference"),
+    ("multi_head.group", lambda a, h, kv: kv - 1 - a * kv // h, "for head 0 of 4 with 2 key/value heads it returned 1; expected 0"),
+    ("multi_head.group", lambda a, h, kv: a * kv // h + 1, "count from 0, too"),
+    ("multi_head.group", lambda a, h, kv: h // kv, "is the size of a group"),
+    ("multi_head.group", lambda a, h, kv: a, "which one does head a read"),
+    ("multi_head.group", lambda a, h, kv: 0, "only if there is one key/value head"),
+    ("multi_head.group", lambda a, h, kv: a // 2, "not always two heads share"),
+    ("multi_head.group", lambda a, h, kv: round(a * kv / h), "round down, with //: the last heads"),
+    ("multi_head.group", lambda a, h, kv: math.ceil(a * kv / h), "rounding up gives the next group"),
+    ("multi_head.group", lambda a, h, kv: [i * kv // h for i in range(h)], "it returned a list; expected one whole number, for head 0 of 4"),
+    ("multi_head.group", lambda a, h, kv: torch.arange(h), r"its shape is \(4,\); expected one whole number"),
     ("multi_head.count", lambda d, h, kv, w: 4 * d * d + 4 * d, "is right only if"),
     ("multi_head.count", lambda d, h, kv, w: 2 * d * h * w + 2 * d * kv * w, "the biases are missing: one number"),
     ("multi_head.count", lambda d, h, kv, w: (d + 1) * (h + 2 * kv) * w, "the output projection is missing$"),
@@ -268,18 +277,34 @@ SLIPS = [
     ("multi_head.count", lambda d, h, kv, w: (d + 1) * (h + kv) * w + (h * w + 1) * d, "you counted one"),
     ("multi_head.count", lambda d, h, kv, w: (d + 1) * (2 * h + 2 * kv) * w, "as long as its output, d_model"),
     ("multi_head.count", lambda d, h, kv, w: 2 * d * h * w + 2 * d * kv * w + 4, "one bias per matrix is not enough"),
+    ("multi_head.count", lambda d, h, kv, w: 4 * d * d, "counts no biases, and is right only if"),
+    ("multi_head.count", lambda d, h, kv, w: 2 * d * h * w + 2 * d * kv * w + 4 * d, "the matrices are right; a bias is as long"),
+    ("multi_head.count", lambda d, h, kv, w: (d + 1) * (h + 2 * kv) * w + (d + 1) * d, "W_o is square only if"),
+    ("multi_head.count", lambda d, h, kv, w: (d + 1) * (h + 2 * kv) * w + (kv * w + 1) * d, "W_o reads all query heads"),
+    ("multi_head.count", lambda d, h, kv, w: 2 * d * h * w + 2 * d * kv * w + d, "those of the other three are missing"),
+    ("multi_head.count", lambda d, h, kv, w: (d + 1) * (h + 2 * kv) * w + h * w * d, "the bias of the output projection is missing"),
+    ("multi_head.count", lambda d, h, kv, w: 3 * (d + 1) * w + (w + 1) * d, "this is one head only"),
+    ("multi_head.count", lambda d, h, kv, w: 1048576 + d, "for d_model 12, n_heads 3, n_kv_heads 1, d_head 5 it returned 1048588; expected 517"),
+    ("multi_head.unpack", lambda p, h, kv: [p[a * (len(p) // (h + kv)) :][: n * (len(p) // (h + kv))] for a, n in ((0, h), (h, kv), (h, kv))], r"n_heads \+ 2 \* n_kv_heads heads in there"),
+    ("multi_head.unpack", lambda p, h, kv: [p[: p.shape[1] // h * h], p[-6:-3], p[-3:]], "need not be d_model / n_heads; count the rows"),
+    ("multi_head.unpack", lambda p, h, kv: p.split([n * (p.shape[1] // h) for n in (h, kv, kv)]), "with 4 query and 2 key/value heads and 24 rows of 10 numbers, it raised RuntimeError"),
+    ("multi_head.unpack", lambda p, h, kv: [x[None] for x in p.split([len(p) * n // (h + 2 * kv) for n in (h, kv, kv)])], r"w_q has shape \(1, 12, 10\)"),
     ("multi_head.unpack", lambda p, h, kv: p.chunk(3), "you cut three equal parts"),
     ("multi_head.unpack", lambda p, h, kv: p.T.split([len(p) * n // (h + 2 * kv) for n in (h, kv, kv)], dim=1), "w_q is transposed"),
     ("multi_head.unpack", lambda p, h, kv: [p.split([len(p) * n // (h + 2 * kv) for n in (h, kv, kv)])[i] for i in (0, 2, 1)], "w_k holds the rows of w_v"),
     ("multi_head.unpack", lambda p, h, kv: p.split([len(p) * n // (h + 2 * kv) for n in (kv, h, kv)]), r"w_q has shape \(6, 10\); expected \(12, 10\)"),
-    ("multi_head.unpack", lambda p, h, kv: [x.flip(0) for x in p.split([len(p) * n // (h + 2 * kv) for n in (h, kv, kv)])], "has the right shape, but other rows"),
+    ("multi_head.unpack", lambda p, h, kv: [x.flip(0) for x in p.split([len(p) * n // (h + 2 * kv) for n in (h, kv, kv)])], "has the right shape, but other rows: its first is number 11 of packed, expected number 0"),
     ("multi_head.unpack", lambda p, h, kv: p, "it returned a Tensor; expected the three weights"),
     ("multi_head.unpack", lambda p, h, kv: p.split(len(p) // 2), "it returned 2 things"),
     ("multi_head.two_heads", lambda n: two_heads(n, step=1), "the word after, not the word before"),
     ("multi_head.two_heads", lambda n: two_heads(n, sure=5.0), "not firmly enough"),
     ("multi_head.two_heads", lambda n: two_heads(n, out=lambda n: torch.eye(2 * n).roll(n, 1)), "changed halves"),
-    ("multi_head.two_heads", lambda n: two_heads(n, out=lambda n: 2 * torch.eye(2 * n)), "the weights are right .*look at w_v and w_o"),
+    ("multi_head.two_heads", lambda n: two_heads(n, out=lambda n: 2 * torch.eye(2 * n)), "look where they should; look at w_v and w_o: what"),
     ("multi_head.two_heads", lambda n: two_heads(n, first=1), "head 1 0% on place 0; both should be near 100"),
+    ("multi_head.two_heads", lambda n: two_heads(n, sure=15.0), "not firmly enough: head 0 puts at least 9[0-9.]+% of its weight"),
+    ("multi_head.two_heads", lambda n: [two_heads(n)[i] for i in (1, 0, 2, 3)], "w_q and w_k have changed places"),
+    ("multi_head.two_heads", lambda n: [m if i != 1 else torch.eye(2 * n) for i, m in enumerate(two_heads(n))], "the keys of head 0 depend on the word"),
+    ("multi_head.two_heads", lambda n: [m if i != 2 else torch.eye(2 * n) for i, m in enumerate(two_heads(n))], "hands over its place"),
     ("multi_head.two_heads", lambda n: two_heads(n)[:3], "the four matrices"),
     ("multi_head.two_heads", lambda n: (torch.eye(n),) * 4, r"w_q has shape \(5, 5\); expected \(10, 10\)"),
     ("multi_head.two_heads", lambda n: (math.inf * torch.ones(2 * n, 2 * n),) * 4, "some numbers of w_q are not finite"),
@@ -312,10 +337,21 @@ def memory(scale=1.0, sign=1.0):
     return w_ih, w_hh, torch.tensor([0.0, -12, -12])
 
 
+def soft_memory(keep):
+    "Detectors that are not sharp, and so need a firm hold."
+    w_ih, w_hh = torch.tensor([[0.0, 0.0], [5, 5], [-5, 5]]), torch.tensor([[keep, 2, -2], [0, 0, 0], [0, 0, 0]])
+    return lambda: (w_ih, w_hh, torch.tensor([0.0, -7, -7]))
+
+
 SLIPS += [
     ("recurrence.cell", mix, "tanh is missing"),
     ("recurrence.cell", lambda *a: mix(*a).sigmoid(), "you used a sigmoid"),
     ("recurrence.cell", lambda x, h, w, u, b: (x @ w.T + h @ u.T).tanh(), "bias is missing"),
+    ("recurrence.cell", lambda x, h, w, u, b: (mix(x, h, w, u, b) + b).tanh(), "added it twice"),
+    ("recurrence.cell", lambda *a: mix(*a).relu(), "you used relu"),
+    ("recurrence.cell", lambda *a: a[1] + mix(*a).tanh(), "not added outside"),
+    ("recurrence.cell", lambda x, h, w, u, b: (x @ w.T).tanh() + (h @ u.T).tanh() + b, "three parts one by one"),
+    ("recurrence.cell", lambda *a: math.tanh(mix(*a)), "math.tanh. takes a single number"),
     ("recurrence.cell", lambda x, h, w, u, b: (x @ w.T + b).tanh(), "nothing is remembered"),
     ("recurrence.cell", lambda x, h, w, u, b: (h @ u.T + b).tanh(), "input `x` is not used"),
     ("recurrence.cell", lambda x, h, w, u, b: (x @ w.T + h @ u + b).tanh(), "`w_hh` has to be transposed"),
@@ -332,14 +368,17 @@ SLIPS += [
     ("recurrence.gates", lambda i, f, g, o, c: (c, f.tanh() * c + i.tanh() * g.tanh()), "need the sigmoid, not tanh"),
     ("recurrence.gates", lambda i, f, g, o, c: (c, f * c + i * g.tanh()), "between 0 and 1"),
     ("recurrence.gates", lambda i, f, g, o, c: (c, c + i.sigmoid() * g.tanh()), "nothing is forgotten"),
-    ("recurrence.gates", lambda i, f, g, o, c: (c, i.sigmoid() * g.tanh()), "the old cell is missing"),
+    ("recurrence.gates", lambda i, f, g, o, c: (c, i.sigmoid() * g.tanh()), "the old cell state is missing"),
+    ("recurrence.gates", lambda i, f, g, o, c: (o * (f * c + i * g), f * c + i * g), "apply them"),
+    ("recurrence.gates", lambda i, f, g, o, c: (c, f.sigmoid() * (c + i.sigmoid() * g.tanh())), "not for the sum"),
+    ("recurrence.gates", lambda i, f, g, o, c: gated(o, f, g, i, c), "the input gate and the output gate are swapped"),
     ("recurrence.gates", lambda i, f, g, o, c: (c, f.sigmoid() * c + g.tanh()), "everything is added"),
     ("recurrence.gates", lambda i, f, g, o, c: (c, f.sigmoid() * c + (1 - f.sigmoid()) * g.tanh()), "not 1 - forget gate"),
     ("recurrence.gates", lambda i, f, g, o, c: (c, (1 - f.sigmoid()) * c + i.sigmoid() * g.tanh()), "says how much is .kept"),
     ("recurrence.gates", lambda *a: (gated(*a)[0], gated(*a)[1].tanh()), "itself is not squashed"),
     ("recurrence.gates", lambda *a: (gated(*a)[0], gated(*a)[1] + 0.1), "new_c: first difference at .text 0, number 0"),
     ("recurrence.gates", keep_old, "new_c is right. new_h: you showed the .old"),
-    ("recurrence.gates", lambda i, f, g, o, c: (o.sigmoid() * gated(i, f, g, o, c)[1], gated(i, f, g, o, c)[1]), "tanh around the new cell is missing"),
+    ("recurrence.gates", lambda i, f, g, o, c: (o.sigmoid() * gated(i, f, g, o, c)[1], gated(i, f, g, o, c)[1]), "tanh around the new cell state is missing"),
     ("recurrence.gates", lambda i, f, g, o, c: (o.tanh() * gated(i, f, g, o, c)[1].tanh(), gated(i, f, g, o, c)[1]), "output gate needs the sigmoid, not tanh"),
     ("recurrence.gates", lambda i, f, g, o, c: (o * gated(i, f, g, o, c)[1].tanh(), gated(i, f, g, o, c)[1]), "output gate needs its sigmoid"),
     ("recurrence.gates", lambda *a: (gated(*a)[1].tanh(), gated(*a)[1]), "output gate is missing"),
@@ -352,7 +391,10 @@ SLIPS += [
     ("recurrence.bias", lambda left, steps: math.log(left ** (1 / steps)), "not the inverse"),
     ("recurrence.bias", lambda left, steps: math.log((1 - (p := left ** (1 / steps))) / p), "sign is wrong"),
     ("recurrence.bias", lambda left, steps: math.atanh(left ** (1 / steps)), "inverse of tanh"),
-    ("recurrence.bias", lambda left, steps: 9.2, "first difference"),
+    ("recurrence.bias", lambda left, steps: 9.2, "for left = 0.99, steps = 100: it returned 9.2; expected 9.205"),
+    ("recurrence.bias", lambda left, steps: 1 / (1 + math.exp(-(left ** (1 / steps)))), "inverse of the sigmoid, not"),
+    ("recurrence.bias", lambda left, steps: math.log((p := left ** (1 / (steps + 1))) / (1 - p)), "one step too many"),
+    ("recurrence.ticks", lambda n, layers: min(n, layers), "for n = 7, layers = 1: it returned 1; expected 7"),
     ("recurrence.ticks", lambda n, layers: n * layers, "need not wait"),
     ("recurrence.ticks", lambda n, layers: n + layers, "one too many"),
     ("recurrence.ticks", lambda n, layers: n, "not free"),
@@ -369,11 +411,17 @@ SLIPS += [
     ("recurrence.memory", lambda: (*memory()[:2], torch.zeros(2)), r"the shapes are .*\(2,\); expected \(d, 2\), \(d, d\) and \(d,\)"),
     ("recurrence.memory", lambda: (memory()[0] * math.nan, *memory()[1:]), "not finite"),
     ("recurrence.memory", latch(5.0, 0.0, 0.0), "tells the .last. value"),
-    ("recurrence.memory", latch(0.5, 0.0, 2.0), "remembered wrongly; in some text it goes wrong"),
+    ("recurrence.memory", latch(0.5, 0.0, 2.0), "the mark makes no difference"),
+    ("recurrence.memory", latch(1.0, 0.0, 3.0), "the mark makes no difference"),  # the first word, marked or not
+    ("recurrence.memory", latch(1.0, 1.0, 3.0), "texts are remembered wrongly"),
+    ("recurrence.memory", lambda: memory(scale=4.5), "but not where others come before"),
     ("recurrence.memory", lambda: memory(scale=0.4), "it fades"),
-    ("recurrence.memory", latch(0.0, 1.0, 2.0), "does the first word get in"),
+    ("recurrence.memory", latch(0.0, 1.0, 2.0), "does the value of the marked word get in"),
     ("recurrence.memory", lambda: memory(sign=-1.0), "opposite sign"),
     ("recurrence.memory", lambda: memory(scale=0.55), "only .* away from 0"),
+    ("recurrence.memory", lambda: (memory()[0].flip(0), memory()[1].flip(0, 1), memory()[2].flip(0)), "number 2 of the state remembers it"),
+    ("recurrence.memory", lambda: (memory()[0], memory()[1].T, memory()[2]), "yours is transposed"),
+    ("recurrence.memory", soft_memory(0.9), "with a weight of only 0.9; with 2 it would hold"),
 ]
 
 
@@ -397,6 +445,7 @@ def test_slips_are_caught_and_named(name, attempt, says, capsys):
         ("attention.attend", lambda q, k, v: torch.einsum("...ij,...jd->...id", (torch.einsum("...id,...jd->...ij", q, k) / q.shape[-1] ** 0.5).softmax(-1), v)),
         ("attention.effective_keys", lambda p: 2 ** -(p * torch.where(p > 0, p, 1.0).log2()).sum(-1)),
         ("attention.disguise", lambda a, b: (a @ M(a).flip(0), b @ torch.linalg.inv(M(a).flip(0)).T)),
+        ("recurrence.memory", soft_memory(2.0)),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -434,6 +483,16 @@ def test_compare_reports_nan_and_missing_dimensions():
     assert _identity(lambda x: x.sum()) == "its shape is (); expected (2, 2), the axes being (row, column)"
     assert _identity(lambda x: x + torch.tensor([[0, 0], [0.5, 0]])) == "first difference at [row 1, column 0]: 1.5, expected 1"
     assert _identity(lambda x: x + torch.tensor([[0, 0], [math.inf, 0]])) == "first difference at [row 1, column 0]: inf, expected 1"
+
+
+def test_compare_says_for_which_plain_numbers():
+    problem = compare(lambda a, b: a, lambda n, d: torch.tensor(n * d), [(2, 1), (3, 0.5)])
+    assert problem == "for n = 3, d = 0.5: it returned 3; expected 1.5"
+    assert compare(lambda a, b: a, lambda *n: torch.tensor(n[1]), [(2, 1)]) == "for 2, 1: it returned 2; expected 1"
+    problem = compare(lambda n: torch.ones(n), lambda n: torch.arange(1, n + 1), [(1,), (3,)], axes=("place",))
+    assert problem == "for n = 3: first difference at [place 1]: 1, expected 2"
+    assert compare(lambda n: torch.ones(2), lambda n: torch.ones(n), [(3,)]) == "for n = 3: its shape is (2,); expected (3,)"
+    assert compare(lambda x: x.sum(), lambda x: x.prod(), [(torch.tensor([2.0, 1.0]),)]) == "it returned 3; expected 2"
 
 
 def test_compare_tells_infinity_from_large_numbers_and_truth_from_one():

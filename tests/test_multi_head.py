@@ -675,3 +675,81 @@ def test_a_causal_that_is_no_flag_is_refused():
 
 def test_the_name_is_public():
     assert "MultiHeadAttention" in attention_course.__all__
+
+
+@pytest.mark.parametrize("returned", ["tuple", "layout", "length"])
+def test_an_attend_that_returns_something_else_is_refused(returned):
+    def attend(q, k, v, mask=None, *, causal=False):
+        output = fused_attention(q, k, v, mask, causal=causal)
+        return {"tuple": (output, None), "layout": output.transpose(1, 2), "length": output[:, :, :1]}[returned]
+
+    says = "attend returned a tuple" if returned == "tuple" else r"attend returned shape .*; expected \(batch, n_heads, n_q, d_head\), here \(2, 3, 5, 4\)"
+    with pytest.raises((TypeError, ValueError), match=says):
+        module(attend=attend)(normal(2, 5, 12))
+
+
+@pytest.mark.parametrize("convert", ["fuse", "split", "to_torch"])
+def test_a_bias_on_some_projections_only_is_not_lost_in_silence(convert):
+    for missing in ("w_o", "w_q"):
+        m = module()
+        getattr(m, missing).bias = None
+        with pytest.raises((TypeError, ValueError), match="bias"):
+            getattr(m, convert)()
+
+
+@pytest.mark.parametrize("convert", ["fuse", "split", "to_torch"])
+def test_a_replaced_projection_is_not_converted_in_silence(convert):
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return 5 * super().forward(x)
+
+    m = module()
+    m.w_k = Scaled(12, 12).double()
+    with pytest.raises(TypeError, match="w_k is a Scaled; only nn.Linear can be converted"):
+        getattr(m, convert)()
+
+
+def test_conversions_draw_no_random_numbers_and_keep_what_is_frozen():
+    m = module().requires_grad_(False)
+    theirs = torch_module().requires_grad_(False)
+    state = torch.get_rng_state()
+    made = m.fuse(), m.fuse().split(), m.to_torch(), MultiHeadAttention.from_torch(theirs)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any(p.requires_grad for other in made for p in other.parameters())
+    assert all(p.requires_grad for p in module().fuse().parameters())
+    with torch.device("meta"):
+        assert m.fuse().w_o.weight.device.type == "cpu"
+
+
+def test_an_attend_with_parameters_is_neither_shared_nor_cast():
+    class Attend(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor = nn.Parameter(torch.ones(()))
+
+        def forward(self, q, k, v, mask=None, *, causal=False):
+            return self.factor * fused_attention(q, k, v, mask, causal=causal)
+
+    m = module(attend=Attend()).half()
+    m.attend.float()
+    other = m.fuse().eval()
+    assert other.attend is not m.attend and m.attend.training
+    assert m.attend.factor.dtype == other.attend.factor.dtype == torch.float32
+    attend = Attend()
+    assert MultiHeadAttention.from_torch(torch_module(), attend=attend).attend is attend and attend.factor.dtype == torch.float32
+
+
+@pytest.mark.usefixtures("no_shape_check")
+def test_flags_are_true_or_false():
+    for options in ({"fused": "no"}, {"bias": 1}):
+        with pytest.raises(TypeError, match=f"{next(iter(options))} is a .*; expected True or False"):
+            MultiHeadAttention(12, 3, **options)
+    with pytest.raises(TypeError, match="return_weights is a str"):
+        module()(normal(2, 5, 12), return_weights="no")
+
+
+def test_an_adapter_may_stand_in_for_the_output_projection():
+    m = module()
+    before, m.w_o = m.w_o, nn.Sequential(m.w_o)
+    x = normal(2, 5, 12)
+    torch.testing.assert_close(m(x), before(fused_attention(*m.project(x)).transpose(1, 2).flatten(2)))

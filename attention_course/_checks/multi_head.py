@@ -52,47 +52,87 @@ def _merge(attempt):
         axes=("sample", "word", "dimension"),
     )
 
-# %% ../../nbs/exercises/multi_head.ipynb #ac835153
+# %% ../../nbs/exercises/multi_head.ipynb #0d50c8de
+def _whole(attempt, cases, right, slips, where) -> str | None:
+    "Try a function that returns one whole number; name the case where it is wrong, in full digits."
+    answers = []
+    for args in cases:
+        answer = _call(attempt, args)
+        if isinstance(answer, (tuple, list)):
+            return f"it returned a {type(answer).__name__}; expected one whole number, {where(*args)}"
+        answer = _numbers(answer, ())
+        if answer.ndim:
+            return f"its shape is {tuple(answer.shape)}; expected one whole number, {where(*args)}"
+        answers.append(answer.item())
+    expected = [right(*args) for args in cases]
+    if answers == expected:
+        return None
+    for says, slip in slips.items():
+        try:
+            if answers == [slip(*args) for args in cases]:
+                return says
+        except Exception:  # a slip that cannot be made on these numbers
+            continue
+    args, answer, wanted = next((c, a, e) for c, a, e in zip(cases, answers, expected) if a != e)
+    shown = int(answer) if answer == answer and abs(answer) != float("inf") and answer == int(answer) else answer
+    return f"{where(*args)} it returned {shown}; expected {wanted}"
+
+# %% ../../nbs/exercises/multi_head.ipynb #1677dff6
 @exercise("multi_head.group")
 def _group(attempt):
-    cases = [(a, h, kv) for h, kv in ((4, 2), (8, 2), (6, 3), (6, 6), (4, 1), (32, 8)) for a in range(h)]
-    for args in cases:
-        answer = _numbers(_call(attempt, args), ())
-        if answer.ndim == 0 and answer.item() != int(answer.item()):
-            return f"for head {args[0]} of {args[1]} with {args[2]} keys it returned {answer.item():g}; divide with //, which rounds down"
-    return compare(
+    return _whole(
         attempt,
+        [(a, h, kv) for h, kv in ((4, 2), (8, 2), (6, 3), (6, 6), (4, 1), (32, 8)) for a in range(h)],
         lambda a, h, kv: a * kv // h,
-        cases,
-        slips={
-            "this deals the keys out in turn, [0, 1, 0, 1]; neighbouring heads share, [0, 0, 1, 1]": lambda a, h, kv: a % kv,
-            "divide by the number of query heads in a group, not by the number of keys": lambda a, h, kv: a // kv,
+        {
+            "this deals the key/value heads out in turn, [0, 1, 0, 1]; neighbouring heads share, [0, 0, 1, 1]": lambda a, h, kv: a % kv,
+            "divide by the number of query heads in a group, not by the number of key/value heads": lambda a, h, kv: a // kv,
+            "divide with //, which rounds down: heads of one group read the same key/value head": lambda a, h, kv: a * kv / h,
+            "round down, with //: the last heads of a group read what the first one reads": lambda a, h, kv: round(a * kv / h),
+            "round down, with //; rounding up gives the next group": lambda a, h, kv: -(-a * kv // h),
+            "key/value heads count from 0, too: this is one too many": lambda a, h, kv: a * kv // h + 1,
+            "n_heads // n_kv_heads is the size of a group; in which group is head a?": lambda a, h, kv: h // kv,
+            "with as many key/value heads as heads each head has its own; with fewer they share: which one does head a read?": lambda a, h, kv: a,
+            "every head reads number 0 only if there is one key/value head": lambda a, h, kv: a // h,
+            "not always two heads share: n_heads // n_kv_heads do": lambda a, h, kv: a // 2,
             "this is the place of the head within its group; the number of the group was asked for": lambda a, h, kv: a % (h // kv),
             "this is the first head of the group; the number of the group was asked for": lambda a, h, kv: a // (h // kv) * (h // kv),
         },
+        lambda a, h, kv: f"for head {a} of {h} with {kv} key/value head{'s' * (kv > 1)}",
     )
 
-# %% ../../nbs/exercises/multi_head.ipynb #722aeda3
+# %% ../../nbs/exercises/multi_head.ipynb #4862d5b9
 @exercise("multi_head.count")
 def _count(attempt):
     def count(d, h, kv, w, bias=1, o=True):
         return (d + bias) * (h + 2 * kv) * w + o * (h * w + bias) * d
 
-    return compare(
+    def matrices(d, h, kv, w):
+        return count(d, h, kv, w, bias=0)
+
+    return _whole(
         attempt,
+        [(12, 3, 1, 5), (32, 4, 1, 16), (48, 6, 3, 10), (64, 8, 2, 8), (512, 8, 8, 64)],
         count,
-        [(512, 8, 8, 64), (64, 8, 2, 8), (32, 4, 1, 16), (48, 6, 3, 10)],
-        slips={
-            "the biases are missing: one number for each output of each matrix": lambda d, h, kv, w: count(d, h, kv, w, bias=0),
+        {
+            "the biases are missing: one number for each output of each matrix": matrices,
             "the output projection is missing": lambda d, h, kv, w: count(d, h, kv, w, o=False),
             "the output projection is missing, and the biases are too": lambda d, h, kv, w: count(d, h, kv, w, bias=0, o=False),
             "keys and values have n_kv_heads heads, not n_heads": lambda d, h, kv, w: count(d, h, h, w),
             "all heads together are n_heads * d_head wide; that need not be d_model": lambda d, h, kv, w: (d + 1) * (d + 2 * kv * d // h) + (d + 1) * d,
             "4 d_model² and 4 d_model biases is right only if all heads have keys of their own and are d_model / n_heads wide": lambda d, h, kv, w: 4 * d * d + 4 * d,
+            "4 d_model² counts no biases, and is right only if all heads have keys of their own and are d_model / n_heads wide": lambda d, h, kv, w: 4 * d * d,
+            "the matrices are right; a bias is as long as the output of its matrix: n_heads * d_head, twice n_kv_heads * d_head, d_model": lambda d, h, kv, w: matrices(d, h, kv, w) + 4 * d,
+            "W_o is square only if n_heads * d_head = d_model": lambda d, h, kv, w: (d + 1) * (h + 2 * kv) * w + (d + 1) * d,
+            "W_o reads all query heads, n_heads * d_head numbers, not n_kv_heads * d_head": lambda d, h, kv, w: (d + 1) * (h + 2 * kv) * w + (kv * w + 1) * d,
+            "the bias of the output projection is there, those of the other three are missing": lambda d, h, kv, w: matrices(d, h, kv, w) + d,
+            "the bias of the output projection is missing": lambda d, h, kv, w: count(d, h, kv, w) - d,
+            "this is one head only: there are n_heads of them for queries, n_kv_heads for keys and values": lambda d, h, kv, w: 3 * (d + 1) * w + (w + 1) * d,
             "the bias of the output projection is as long as its output, d_model": lambda d, h, kv, w: count(d, h, kv, w) - d + h * w,
             "keys and values: two matrices, you counted one": lambda d, h, kv, w: (d + 1) * (h + kv) * w + (h * w + 1) * d,
-            "one bias per matrix is not enough: one number for each of its outputs": lambda d, h, kv, w: count(d, h, kv, w, bias=0) + 4,
+            "one bias per matrix is not enough: one number for each of its outputs": lambda d, h, kv, w: matrices(d, h, kv, w) + 4,
         },
+        lambda d, h, kv, w: f"for d_model {d}, n_heads {h}, n_kv_heads {kv}, d_head {w}",
     )
 
 # %% ../../nbs/exercises/multi_head.ipynb #6bab659e
@@ -100,32 +140,51 @@ def _count(attempt):
 def _unpack(attempt):
     for h, kv, d, model in ((4, 2, 3, 10), (4, 4, 2, 8), (6, 1, 4, 24)):
         packed = _normal((h + 2 * kv) * d, model)
-        answer = _call(attempt, (packed, h, kv))
-        if not isinstance(answer, tuple | list) or len(answer) != 3:
-            kind = f"{len(answer)} things" if isinstance(answer, tuple | list) else f"a {type(answer).__name__}"
+        case = f"with {h} query and {kv} key/value head{'s' * (kv > 1)}"
+        try:
+            answer = _call(attempt, (packed, h, kv))
+        except ValueError as error:
+            return f"{case} and {len(packed)} rows of {model} numbers, {error}"
+        if not isinstance(answer, (tuple, list)) or len(answer) != 3:
+            kind = f"{len(answer)} things" if isinstance(answer, (tuple, list)) else f"a {type(answer).__name__}"
             return f"it returned {kind}; expected the three weights (w_q, w_k, w_v)"
         right = packed.split([h * d, kv * d, kv * d])
         answer = [_numbers(a, r.shape) for a, r in zip(answer, right)]
         got = [tuple(a.shape) for a in answer]
+        if kv < h and got == [tuple(c.shape) for c in packed.chunk(3)]:
+            return f"{case} you cut three equal parts; keys and values are narrower than queries"
+        widths = {
+            len(packed) // (h + kv): "keys and values: there are n_heads + 2 * n_kv_heads heads in there",
+            len(packed) // h: "there are not only the queries' heads: count all heads in there",
+            len(packed) // (3 * h): "keys and values have n_kv_heads heads each, not n_heads",
+            model // h: "the width of a head need not be d_model / n_heads; count the rows",
+        }
+        for wrong, says in widths.items():
+            if wrong != d and got[0] == (h * wrong, model):
+                return f"{case}, w_q has shape {got[0]}; expected {tuple(right[0].shape)}: {says}"
         for name, a, r, other in zip("qkv", answer, right, (1, 2, 1)):
-            where = f"with {h} query and {kv} key/value heads, w_{name}"
-            if kv < h and got == [tuple(c.shape) for c in packed.chunk(3)]:
-                return f"with {h} query and {kv} key/value heads you cut three equal parts; keys and values are narrower than queries"
-            if a.shape != r.shape and a.T.shape == r.shape:
+            where = f"{case}, w_{name}"
+            if a.ndim == 2 and a.shape != r.shape and a.mT.shape == r.shape:
                 return f"{where} is transposed: nn.Linear stores one row per output, so cut rows and leave them as they are"
             if a.shape != r.shape:
                 return f"{where} has shape {tuple(a.shape)}; expected {tuple(r.shape)}"
             if not torch.equal(a, r):
-                swapped = torch.equal(a, right[other]) if right[other].shape == r.shape else False
-                return f"{where} " + (f"holds the rows of w_{'qkv'[other]}; the order is queries, keys, values" if swapped else "has the right shape, but other rows")
+                if right[other].shape == r.shape and torch.equal(a, right[other]):
+                    return f"{where} holds the rows of w_{'qkv'[other]}; the order is queries, keys, values"
+                first = (packed == a[0]).all(-1).nonzero().flatten().tolist()
+                start = sum(len(x) for x in right[: "qkv".index(name)])
+                found = f": its first is number {first[0]} of packed, expected number {start}" if first and first[0] != start else ""
+                return f"{where} has the right shape, but other rows{found}"
     return None
 
-# %% ../../nbs/exercises/multi_head.ipynb #2dec9184
+# %% ../../nbs/exercises/multi_head.ipynb #cd09c841
 @exercise("multi_head.two_heads")
 def _two_heads(attempt):
     for n in (5, 8, 3):
         answer = _call(attempt, (n,))
-        if not isinstance(answer, tuple | list) or len(answer) != 4:
+        if isinstance(answer, torch.Tensor) and answer.ndim == 3:
+            answer = list(answer)  # stacked: it unpacks as asked
+        if not isinstance(answer, (tuple, list)) or len(answer) != 4:
             return "it returned something else than the four matrices (w_q, w_k, w_v, w_o)"
         named = dict(zip(("w_q", "w_k", "w_v", "w_o"), (_numbers(a, (2 * n, 2 * n)) for a in answer)))
         for name, matrix in named.items():
@@ -136,27 +195,45 @@ def _two_heads(attempt):
         words = _normal(n, n, seed=n)
         x = torch.cat([words, torch.eye(n, dtype=torch.float64)], dim=1)
         q, k, v = (rearrange(x @ named[name], "n (h d) -> h n d", h=2) for name in ("w_q", "w_k", "w_v"))
-        heads, weights = scaled_dot_product_attention(q, k, v)
-        output = rearrange(heads, "h n d -> n (h d)") @ named["w_o"]
-        before, first = output[1:, :n] - words[:-1], output[:, n:] - words[0]
-        if before.abs().max() < 0.01 and first.abs().max() < 0.01:
+        weights = scaled_dot_product_attention(q, k, v)[1]
+
+        def written(weights):
+            "The output if these were the weights."
+            return rearrange(weights @ v, "h n d -> n (h d)") @ named["w_o"]
+
+        def right(output):
+            before, first = output[1:, :n] - words[:-1], output[:, n:] - words[0]
+            return before.abs().max() < 0.01 and first.abs().max() < 0.01
+
+        output = written(weights)
+        if right(output):
             continue
-        after = (output[:-1, :n] - words[1:]).abs().max()
-        swapped = torch.maximum((output[1:, n:] - words[:-1]).abs().max(), (output[:, :n] - words[0]).abs().max())
         with_n = f"with n = {n}, "
+        swapped = torch.maximum((output[1:, n:] - words[:-1]).abs().max(), (output[:, :n] - words[0]).abs().max())
         if swapped < 0.01:
             return with_n + "both words are right, but they have changed halves: the word before comes first"
-        if after < 0.01:
+        if right(written(scaled_dot_product_attention(k, q, v)[1])):
+            return with_n + "w_q and w_k have changed places: queries ask, keys are found"
+        if (output[:-1, :n] - words[1:]).abs().max() < 0.01:
             return with_n + "the first half is the word after, not the word before: place i asks for place i - 1"
-        on_before = weights[:, torch.arange(1, n), torch.arange(n - 1)].mean(-1)
-        on_first = weights[..., 0].mean(-1)
         # Dot products of one-hot vectors decide only if they are large: is the right key already the favourite?
+        ideal = torch.zeros_like(weights)
+        ideal[0, torch.arange(1, n), torch.arange(n - 1)] = ideal[1, :, 0] = 1
+        ideal[0, 0] = weights[0, 0]  # may be anything
         best = weights.argmax(-1)
         aims = (best[0, 1:] == torch.arange(n - 1)).all() and (best[1] == 0).all()
-        looks = f"head 0 puts {on_before[0]:.0%} of its weight on the place before, head 1 {on_first[1]:.0%} on place 0"
-        if aims and min(on_before[0], on_first[1]) < 0.99:
-            return with_n + f"both heads look the right way, but not firmly enough: {looks}. How large must the best score be?"
+        least = weights[0, 1:].gather(1, torch.arange(n - 1)[:, None]).min(), weights[1, :, 0].min()
+        looks = f"head 0 puts at least {least[0]:.1%} of its weight on the place before, head 1 {least[1]:.1%} on place 0"
+        if aims and right(written(ideal)):
+            return with_n + f"both heads look the right way, but not firmly enough: {looks}. How much larger must the best score be, after the division?"
         if aims:
-            return with_n + f"the weights are right ({looks}); look at w_v and w_o: what is handed over, and where does it go?"
-        return with_n + looks + "; both should be near 100 %"
+            place = (x[:, n:] @ named["w_v"][n:]).abs().max() > 0.01
+            says = "a head hands over its place, too: w_v should read the word only" if place else "what is handed over, and where does it go?"
+            return with_n + f"the heads look where they should; look at w_v and w_o: {says}"
+        for a, columns in enumerate((slice(0, n), slice(n, 2 * n))):
+            goal = best[0, 1:] == torch.arange(n - 1) if a == 0 else best[1] == 0
+            if not goal.all() and named["w_k"][:n, columns].any():
+                return with_n + f"the keys of head {a} depend on the word (the first n rows of its w_k are not 0); place is all they should tell"
+        on_before = weights[0, torch.arange(1, n), torch.arange(n - 1)].mean()
+        return with_n + f"head 0 puts {on_before:.0%} of its weight on the place before, head 1 {weights[1, :, 0].mean():.0%} on place 0; both should be near 100 %"
     return None
