@@ -122,12 +122,12 @@ def influence(
 def lstm_cell(
     x: Float[Tensor, "*b d_in"],  # what comes in at this step
     state: tuple[Float[Tensor, "*b d"], Float[Tensor, "*b d"]],  # (h, c): shown, and kept
-    w_ih: Float[Tensor, "four_d d_in"],  # rows for the gates i, f, g, o, in torch's order
+    w_ih: Float[Tensor, "four_d d_in"],  # blocks of rows for i, f, g, o, in torch's order
     w_hh: Float[Tensor, "four_d d"],
     b_ih: Float[Tensor, "four_d"] | None = None,
     b_hh: Float[Tensor, "four_d"] | None = None,
 ) -> tuple[Float[Tensor, "*b d"], Float[Tensor, "*b d"]]:  # the new (h, c)
-    """One step of an LSTM: gates decide what a cell forgets, adds and shows.
+    """One step of an LSTM: gates decide what the cell state forgets, adds and shows.
 
     The same as `torch.nn.LSTMCell`. Sources: Hochreiter and Schmidhuber 1997; the forget
     gate, Gers et al. 2000. Raises `TypeError` and `ValueError` as `rnn_cell` does.
@@ -136,8 +136,8 @@ def lstm_cell(
         raise TypeError(f"state is a {type(state).__name__}; expected the pair (h, c)")
     h, c = state
     _check_cell(4, x, [("h", h), ("c", c)], w_ih, w_hh, b_ih, b_hh)
-    gates = F.linear(x, w_ih, b_ih) + F.linear(h, w_hh, b_hh)
-    i, f, g, o = gates.chunk(4, dim=-1)
+    blocks = F.linear(x, w_ih, b_ih) + F.linear(h, w_hh, b_hh)
+    i, f, g, o = blocks.chunk(4, dim=-1)
     kept = f.sigmoid() * c
     c = (kept + i.sigmoid() * g.tanh()).to(c.dtype)
     return (o.sigmoid() * c.tanh()).to(h.dtype), c

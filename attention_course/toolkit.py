@@ -9,6 +9,7 @@ __all__ = ['PALETTE', 'setup', 'show', 'heatmap', 'interactive', 'train', 'measu
 import copy
 import html
 import importlib
+import inspect
 import io
 import json
 import math
@@ -271,8 +272,17 @@ def _difference(answer: Tensor, right: Tensor, axes: Sequence[str], tolerance: f
         return None
     first = tuple(off.nonzero()[0].tolist())
     place = ", ".join(f"{axes[i]} {x}" if i < len(axes) else str(x) for i, x in enumerate(first))
-    where = f" at [{place}]" if place else ""
-    return f"first difference{where}: {answer[first].item():.6g}, expected {right[first].item():.6g}"
+    got, expected = f"{answer[first].item():.6g}", f"{right[first].item():.6g}"
+    return f"first difference at [{place}]: {got}, expected {expected}" if place else f"it returned {got}; expected {expected}"
+
+
+def _given(reference: Callable, args: tuple) -> str:
+    "The arguments in words, if all of them are plain numbers, for the front of a message."
+    if not args or not all(isinstance(a, int | float) for a in args):
+        return ""
+    names = list(inspect.signature(reference).parameters)
+    named = zip(names, args) if len(names) == len(args) else ()
+    return f"for {', '.join(f'{name} = {a}' for name, a in named) or ', '.join(map(str, args))}: "
 
 
 def compare(
@@ -291,8 +301,11 @@ def compare(
     answers = [_numbers(a, r.shape) for a, r in zip(given, right)]
 
     def fault(answers: list[Tensor], expected: list[Tensor]) -> str | None:
-        pairs = zip(answers, (e.detach().double().cpu() for e in expected))
-        return next(filter(None, (_difference(a, e, axes, tolerance) for a, e in pairs)), None)
+        for answer, wanted, args in zip(answers, expected, cases):
+            difference = _difference(answer, wanted.detach().double().cpu(), axes, tolerance)
+            if difference:
+                return _given(reference, args) + difference
+        return None
 
     problem = fault(answers, right)
     if problem is None:

@@ -31,15 +31,24 @@ def _cell(attempt):
         "you used a sigmoid; the state lies between -1 and 1, so it is tanh": lambda *a: mixed(*a).sigmoid(),
         "the bias is missing": lambda x, h, w, u, b: (x @ w.T + h @ u.T).tanh(),
         "the state `h` is not used, so nothing is remembered": lambda x, h, w, u, b: (x @ w.T + b).tanh(),
+        "there is one bias, and you added it twice": lambda x, h, w, u, b: (x @ w.T + h @ u.T + 2 * b).tanh(),
+        "the old state goes through the tanh as well, it is not added outside": lambda x, h, w, u, b: h + mixed(x, h, w, u, b).tanh(),
+        "you used relu; the state lies between -1 and 1, so it is tanh": lambda *a: mixed(*a).relu(),
         "the input `x` is not used": lambda x, h, w, u, b: (h @ u.T + b).tanh(),
         "`w_hh` has to be transposed as well": lambda x, h, w, u, b: (x @ w.T + h @ u + b).tanh(),
         "you squashed the two parts one by one; add first, then tanh": lambda x, h, w, u, b: (x @ w.T).tanh() + (h @ u.T + b).tanh(),
+        "you squashed the three parts one by one; add first, then tanh": lambda x, h, w, u, b: (x @ w.T).tanh() + (h @ u.T).tanh() + b,
         "the bias comes after the tanh; add it before": lambda x, h, w, u, b: (x @ w.T + h @ u.T).tanh() + b,
         "the matrices are the wrong way round: `w_ih` multiplies the input": lambda x, h, w, u, b: (x @ u.T + h @ w.T + b).tanh(),
         "both matrices have to be transposed: `x @ w_ih.T`": lambda x, h, w, u, b: (x @ w + h @ u + b).tanh(),
     }
     axes = ("text", "number")
-    problem = compare(attempt, lambda *a: mixed(*a).tanh(), [square], slips=slips, axes=axes)
+    try:
+        problem = compare(attempt, lambda *a: mixed(*a).tanh(), [square], slips=slips, axes=axes)
+    except ValueError as error:
+        if "only one element tensors" in str(error) or "only integer tensors" in str(error) or "Python scalar" in str(error):
+            raise ValueError(f"{error}. `math.tanh` takes a single number; a tensor has `.tanh()`") from None
+        raise
     if problem:
         return problem
     try:
@@ -72,14 +81,17 @@ def _gates(attempt):
         "the forget gate and the input gate are swapped": i.sigmoid() * c + f.sigmoid() * g.tanh(),
         "the gates of the cell need the sigmoid, not tanh": f.tanh() * c + i.tanh() * g.tanh(),
         "the candidate g goes through tanh, not through the sigmoid": f.sigmoid() * c + i.sigmoid() * g.sigmoid(),
+        "i, f, g, o come *before* σ and tanh; apply them": f * c + i * g,
+        "the forget gate is for the old cell state only, not for the sum": f.sigmoid() * (c + i.sigmoid() * g.tanh()),
         "the candidate g needs its tanh": f.sigmoid() * c + i.sigmoid() * g,
         "the gates need their sigmoid: they must lie between 0 and 1": f * c + i * g.tanh(),
-        "nothing is forgotten: multiply the old cell by the forget gate": c + i.sigmoid() * g.tanh(),
-        "the old cell is missing": i.sigmoid() * g.tanh(),
+        "nothing is forgotten: multiply the old cell state by the forget gate": c + i.sigmoid() * g.tanh(),
+        "the old cell state is missing": i.sigmoid() * g.tanh(),
         "everything is added: multiply the candidate by the input gate": f.sigmoid() * c + g.tanh(),
+        "the input gate and the output gate are swapped": f.sigmoid() * c + o.sigmoid() * g.tanh(),
         "how much is added is for the input gate to say, not 1 - forget gate": f.sigmoid() * c + (1 - f.sigmoid()) * g.tanh(),
         "the forget gate says how much is *kept*; you kept 1 - forget gate": (1 - f.sigmoid()) * c + i.sigmoid() * g.tanh(),
-        "the new cell itself is not squashed; only what is shown of it": right[1].tanh(),
+        "the new cell state itself is not squashed; only what is shown of it": right[1].tanh(),
     }
     for says, slip in cells.items():
         if not equal(right[1], 1) and equal(slip, 1):
@@ -88,12 +100,12 @@ def _gates(attempt):
     if problem:
         return f"new_c: {problem}"
     shown = {
-        "you showed the *old* cell; show the new one": o.sigmoid() * c.tanh(),
-        "the tanh around the new cell is missing": o.sigmoid() * right[1],
+        "you showed the *old* cell state; show the new one": o.sigmoid() * c.tanh(),
+        "the tanh around the new cell state is missing": o.sigmoid() * right[1],
         "the output gate needs the sigmoid, not tanh": o.tanh() * right[1].tanh(),
         "the output gate needs its sigmoid": o * right[1].tanh(),
         "the output gate is missing": right[1].tanh(),
-        "the new cell goes through tanh, not through the sigmoid": o.sigmoid() * right[1].sigmoid(),
+        "the new cell state goes through tanh, not through the sigmoid": o.sigmoid() * right[1].sigmoid(),
     }
     for says, slip in shown.items():
         if not equal(right[0], 0) and equal(slip, 0):
@@ -113,6 +125,9 @@ def _bias(attempt):
         [(0.99, 100), (0.5, 10), (0.9, 1)],
         slips={
             "that is the gate itself, σ(b); which b gives it?": lambda left, steps: torch.tensor(left ** (1 / steps)),
+            "apply the inverse of the sigmoid, not the sigmoid": lambda left, steps: torch.tensor(left ** (1 / steps)).sigmoid(),
+            "one step too few: each of the `steps` steps multiplies": lambda left, steps: logit(left ** (1 / (steps - 1))) if steps > 1 else torch.tensor(math.nan),
+            "one step too many: there are `steps` factors": lambda left, steps: logit(left ** (1 / (steps + 1))),
             "that holds for one step; after `steps` of them, less is left": lambda left, steps: logit(left),
             "dividing by the steps is not taking the root: each step *multiplies* by the gate": lambda left, steps: logit(1 - (1 - left) / steps),
             "you took the power; the root was needed: left ** (1 / steps)": lambda left, steps: logit(left**steps),
@@ -161,7 +176,7 @@ def _crossing(attempt):
         },
     )
 
-# %% ../../nbs/exercises/recurrence.ipynb #6cc4e738
+# %% ../../nbs/exercises/recurrence.ipynb #63ac2157
 @exercise("recurrence.memory")
 def _memory(attempt):
     answer = _call(attempt, ())
@@ -174,30 +189,50 @@ def _memory(attempt):
         return f"the shapes are {got}; expected (d, 2), (d, d) and (d,)"
     if not all(t.isfinite().all() for t in (w_ih, w_hh, b)):
         return "some of its numbers are not finite"
-    draw = torch.Generator().manual_seed(0)
-    texts = torch.cat([torch.ones(1, 51), -torch.ones(1, 51), (torch.rand(30, 51, generator=draw) < 0.5) * 2.0 - 1])
-    texts = torch.cat([texts, texts.flip(0)])
-    texts[len(texts) // 2 :, 0] *= -1  # each text with both first values
-    h = torch.zeros(len(texts), d, dtype=torch.float64)
-    marks = torch.zeros_like(texts)
-    marks[:, 0] = 1
-    first, history = texts[:, 0], []
-    for x in torch.stack([texts, marks], -1).double().unbind(1):
-        h = rnn_cell(x, h, w_ih, w_hh, b)
-        history.append(h[:, 0])
-    held = history[-1] * first
+    n, draw = 71, torch.Generator().manual_seed(0)
+    texts = torch.cat([torch.ones(1, n), -torch.ones(1, n), (torch.rand(61, n, generator=draw) < 0.5) * 2.0 - 1])
+    where = torch.randint(21, (len(texts),), generator=draw)
+    where[-21:] = torch.arange(21)  # every place
+    marks = torch.nn.functional.one_hot(where, n)
+    texts = torch.cat([texts, torch.where(marks > 0, -texts, texts)])  # each with both values at the mark
+    where, marks = where.repeat(2), marks.repeat(2, 1)
+    marked = texts[torch.arange(len(texts)), where].double()
+
+    def after_each_word(marks, w_hh=w_hh):
+        h, history = torch.zeros(len(texts), d, dtype=torch.float64), []
+        for x in torch.stack([texts, marks], -1).double().unbind(1):
+            h = rnn_cell(x, h, w_ih, w_hh, b)
+            history.append(h)
+        return torch.stack(history, 1)
+
+    history = after_each_word(marks)
+    last = history[:, -1, 0]
+    held = last * marked
     if (held > 0.5).all():
         return None
-    if (history[-1].sign() == texts[:, -1]).all():
+    if (last.sign() == texts[:, -1]).all():
         return "number 0 tells the *last* value: unmarked words must not get in"
     if (held > 0).all():
-        return f"the sign is right after 50 words, but number 0 is only {held.min():.3g} away from 0; 0.5 was asked for"
+        return f"the sign is right at the end, but number 0 is only {held.min():.3g} away from 0; 0.5 was asked for"
     if (held < -0.5).all():
         return "it remembers, but with the opposite sign"
-    early = next((t for t, value in enumerate(history) if t > 1 and not (value * first > 0).all()), None)
-    if history[-1].abs().max() < 0.05:
-        return "it fades: after 50 words number 0 is nearly 0. To be kept, a number needs a weight above 1 to itself"
-    if (history[-1].sign() == history[-1][0].sign()).all():
-        return "number 0 comes out alike for both first values: does the first word get in at all?"
-    where = f"; in some text it goes wrong {early} words after the first" if early else ""
-    return f"{int((held <= 0).sum())} of {len(texts)} texts are remembered wrongly{where}: may only the marked word write?"
+    other = (history[:, -1] * marked[:, None] > 0.5).all(0).nonzero()
+    if len(other):
+        return f"number {other[0].item()} of the state remembers it; number 0 was asked for"
+    if (after_each_word(marks, w_hh.T)[:, -1, 0] * marked > 0.5).all():
+        return "w_hh[i, j] leads from number j to number i; yours is transposed"
+    if last.abs().max() < 0.05:
+        return "it fades: at the end number 0 is nearly 0. To be kept, a number needs a weight above 1 to itself"
+    if (last.sign() == last[0].sign()).all():
+        return "number 0 comes out alike for both marked values: does the value of the marked word get in at all?"
+    firmer = w_hh.clone()
+    for keep in (2.0, 3.0):
+        firmer[0, 0] = keep
+        if w_hh[0, 0] < keep and (after_each_word(marks, firmer)[:, -1, 0] * marked > 0.5).all():
+            return f"the right word gets in, but number 0 keeps itself with a weight of only {w_hh[0, 0]:.3g}; with {keep:g} it would hold"
+    if torch.allclose(after_each_word(torch.zeros_like(marks))[:, -1, 0], last, atol=0.01):
+        return "the mark makes no difference at the end: how is the network to know which word counts?"
+    at_first = where == 0
+    if (held[at_first] > 0.5).all():
+        return "it is right where the first word is marked, but not where others come before: unmarked words must not write, and the marked one must overwrite"
+    return f"{int((held <= 0).sum())} of {len(texts)} texts are remembered wrongly: may only the marked word write, and does it overwrite what was there?"
