@@ -401,6 +401,7 @@ SLIPS += [
     ("recurrence.ticks", lambda n, layers: max(n, layers), "overlap"),
     ("recurrence.ticks", lambda n, layers: n + layers - 2, "one too few"),
     ("recurrence.crossing", lambda blocks, d: (blocks - 2) * d, "it is negative"),
+    ("recurrence.crossing", lambda blocks, d: (blocks - 2) * d if blocks > 2 else math.inf, "return 0, not infinity"),
     ("recurrence.crossing", lambda blocks, d: blocks * d, "left out the projections"),
     ("recurrence.crossing", lambda blocks, d: d, "rule of the paper"),
     ("recurrence.crossing", lambda blocks, d: max(0, (blocks - 1.5) * d), "four projections"),

@@ -167,7 +167,8 @@ def _crossing(attempt):
         [(1, 64), (2, 10), (3, 64), (4, 64), (4, 512), (8, 100)],
         slips={
             "it is negative where attention is dearer at every length; return 0 there": lambda blocks, d: at((blocks - 2) * d),
-            "you left out the projections, 4nd²": lambda blocks, d: at(blocks * d),
+            "right, but where attention is dearer at every length return 0, not infinity": lambda blocks, d: at((blocks - 2) * d if blocks > 2 else math.inf),
+        "you left out the projections, 4nd²": lambda blocks, d: at(blocks * d),
             "n = d is the rule of the paper's table; count all terms": lambda blocks, d: at(d),
             "there are four projections, not three: the output has one too": lambda blocks, d: at(max(0, (blocks - 1.5) * d)),
             "scores and averages cost n²d each, 2n²d together": lambda blocks, d: at(max(0, (2 * blocks - 4) * d)),
