@@ -30,17 +30,23 @@ def _check_size(name: str, number, least: int = 0) -> None:
         raise TypeError(f"{name} is a {type(number).__name__}; expected a whole number")
     if number < least:
         raise ValueError(f"{name}={number}; expected at least {least}")
+    if number >= 2**62:
+        raise ValueError(f"{name}={number} is beyond any length")
 
 
 def _counts(name: str, counts) -> Integer[Tensor, "batch"]:
     "Whole numbers, one for each sample, as a tensor; none of them negative."
     if not isinstance(counts, Tensor):
-        counts = torch.as_tensor(counts)
+        try:
+            counts = torch.as_tensor(counts)
+        except (RuntimeError, TypeError, ValueError):
+            raise TypeError(f"{name} is a {type(counts).__name__}; expected whole numbers") from None
         counts = counts if counts.numel() else counts.long()  # of an empty list: float
     if counts.dtype == torch.bool or counts.is_floating_point() or counts.is_complex():
         raise TypeError(f"{name} has dtype {counts.dtype}; expected whole numbers")
     if counts.ndim != 1:
         raise ValueError(f"{name} has shape {tuple(counts.shape)}; expected (batch,)")
+    counts = counts.long()
     if _readable(counts) and counts.numel() and counts.min() < 0:
         raise ValueError(f"{name} has {counts.min().item()}; expected at least 0")
     return counts
@@ -53,7 +59,7 @@ def _readable(x: Tensor) -> bool:
 # %% ../nbs/03_masking.ipynb #4805e6f0
 def padding_mask(
     lengths: Integer[Tensor, "batch"] | Sequence[int],  # how many real tokens each sample has; they come first
-    max_len: int | None = None,  # n_k, the length with padding; `None`: that of the longest
+    max_len: int | None = None,  # n_k, the length with padding; `None`: that of the longest (not under a compiler)
 ) -> Bool[Tensor, "batch 1 1 max_len"]:  # True at real tokens
     """Hide the filler that makes samples equally long, from every head and every query.
 
@@ -283,10 +289,10 @@ def fused_attention(
 ) -> Float[Tensor, "*b n_q d_v"]:
     """The output of `scaled_dot_product_attention`, from torch's fast kernels, without the weights.
 
-    `mask`, `causal` and `window` combine. Computed in float32 at least, and as widely as
-    an additive mask is stored; returned in the inputs' dtype. A query that may attend to
-    nothing gets zeros. What a mask hides must give finite scores. Second derivatives
-    need the readable function: not all of torch's kernels have them.
+    `mask`, `causal` and `window` combine. Computed in float32 at least, returned in the
+    inputs' dtype. A query that may attend to nothing gets zeros. What a mask hides must
+    give finite scores. Second derivatives and forward-mode ones need the readable
+    function: not all of torch's kernels have them.
 
     Source: Vaswani et al. 2017, §3.2.1; Dao et al. 2022 for the method of the kernels.
     Raises `TypeError` and `ValueError` for dtypes, devices, shapes and numbers that do not fit.
@@ -304,14 +310,15 @@ def fused_attention(
         triangle = True
     elif causal and n_q != 1:  # a single query is the last, and sees all
         mask = combine_masks(mask, causal_mask(n_q, n_k, device=q.device))
-    if scale is not None and scale <= 0:  # torch multiplies the triangle's -inf by the scale
-        q, scale = q * scale, 1.0
 
     dtype, lead = q.dtype, q.shape[:-2]
     wide = torch.promote_types(dtype, torch.float32)
-    exact = q.device.type == "cuda" and (mask is None or mask.dtype in (torch.bool, dtype))
+    fold = scale is not None and scale <= 0  # torch multiplies the triangle's -inf by the scale
+    exact = q.device.type == "cuda" and not fold and (mask is None or mask.dtype in (torch.bool, dtype))
     if dtype != wide and not exact:
         q, k, v = q.to(wide), k.to(wide), v.to(wide)
+    if fold:
+        q, scale = q * scale, 1.0
     k, v = _match_heads(k, q), _match_heads(v, q)
     blind = None
     if mask is not None:

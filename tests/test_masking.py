@@ -591,3 +591,31 @@ def test_g24_empty_in_empty_out(b, n_q, n_k, options):
         assert output.shape == (b, 3, n_q, 6) and ((output == 0).all() or n_k)
         output.sum().backward()
         assert all(x.grad.isfinite().all() for x in (q, k, v))
+
+
+@pytest.mark.usefixtures("no_shape_check")
+@pytest.mark.parametrize("lengths", [None, "23", ["2"], {1: 2}, [[1], [2, 3]], [2**70]], ids=str)
+@pytest.mark.parametrize("function", [padding_mask, lambda lengths: prefix_mask(lengths, 4)], ids=["padding", "prefix"])
+def test_what_is_no_list_of_counts_is_named(function, lengths):
+    with pytest.raises(TypeError, match="(lengths|prefix) is a .*; expected whole numbers"):
+        function(lengths)
+
+
+@pytest.mark.usefixtures("no_shape_check")
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int16, torch.int64], ids=str)
+def test_counts_of_any_whole_type(dtype):
+    assert torch.equal(padding_mask(torch.tensor([1, 3]).to(dtype), 3), padding_mask([1, 3], 3))
+
+
+@pytest.mark.parametrize("function", [lambda w: causal_mask(4, window=w), lambda w: window_mask(4, window=w)], ids=["causal", "both sides"])
+def test_a_window_beyond_any_length_is_refused_and_a_large_one_sees_all(function):
+    assert function(2**60)[-1].all()
+    with pytest.raises(ValueError, match="window=.* is beyond any length"):
+        function(2**64)
+
+
+@pytest.mark.parametrize("scale", [-3e4, -4.0, -0.3])
+def test_a_negative_scale_in_half_precision_equals_the_readable_function(scale):
+    q, k, v = ((4 * torch.randn(1, 1, 6, 16, generator=torch.Generator().manual_seed(seed))).half() for seed in range(3))
+    expected, _ = scaled_dot_product_attention(q, k, v, scale=scale)
+    torch.testing.assert_close(fused_attention(q, k, v, scale=scale), expected, atol=2e-3, rtol=0)
