@@ -68,7 +68,7 @@ def rnn_cell(
 
 # %% ../nbs/01_recurrence.ipynb #b722ff8b
 def unroll(
-    cell: Callable,  # `rnn_cell`, `lstm_cell`, or any (input, state, *weights) -> new state
+    cell: Callable,  # `rnn_cell`, `lstm_cell`, or any (input, state, *weights) -> new state, a new tensor
     x: Float[Tensor, "*b n d_in"],  # the inputs, in order
     state: Tensor | tuple[Tensor, ...],  # before the first step; for the LSTM the pair (h, c)
     *weights: Tensor | None,  # handed on to the cell
@@ -105,18 +105,21 @@ def influence(
         raise TypeError(f"x is {kind}; expected a floating-point tensor")
     if x.ndim != 2 or len(x) == 0:
         raise ValueError(f"x has shape {tuple(x.shape)}; expected (n, d), at least one position")
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         x = x.detach().clone().requires_grad_()
         y = f(x)
-        if not isinstance(y, Tensor) or y.ndim != 2 or len(y) != len(x):
+        if not isinstance(y, Tensor) or y.ndim != 2 or len(y) != len(x) or y.is_complex():
             kind = tuple(y.shape) if isinstance(y, Tensor) else f"a {type(y).__name__}"
             raise ValueError(f"f(x) is {kind} for x {tuple(x.shape)}; expected ({len(x)}, d_out)")
-        total = x.new_zeros(len(x), dtype=torch.float64)
+        total = x.new_zeros(len(x), dtype=torch.float64)  # hypot, not squares: they would underflow
         for number in y[-1] if y.requires_grad else ():
             (slope,) = torch.autograd.grad(number, x, retain_graph=True, allow_unused=True)
             if slope is not None:
-                total += slope.double().square().sum(dim=-1)
-    return total.sqrt()
+                slope = slope.double()
+                most = slope.abs().amax(dim=-1, keepdim=True)
+                size = (slope / most.where(most > 0, 1)).norm(dim=-1) * most[:, 0]
+                total = torch.hypot(total, size)
+    return total
 
 # %% ../nbs/01_recurrence.ipynb #4c414beb
 def lstm_cell(

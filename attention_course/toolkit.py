@@ -193,15 +193,17 @@ def measured(
 ) -> dict:  # "rows", a dictionary each; "line", for a reader; "says", "hardware", "versions", "threads", "date"
     "What a benchmark found: on one machine, with one set of versions, on one day."
     folder = resources.files("attention_course") / "results"
-    names = sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".json"))
+    files = folder.iterdir() if folder.is_dir() else ()
+    names = sorted(f.name[:-5] for f in files if f.name.endswith(".json"))
     if name not in names:
-        raise ValueError(f"name={name!r} was not measured; there are {', '.join(names)}")
+        raise ValueError(f"name={name!r} was not measured; there are {', '.join(names) or 'none'}")
     found = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     machine, versions = found["hardware"], dict(found["versions"])
     ours = versions.pop("attention_course")
     threads = [f"threads: {found['threads']}"] if machine["kind"] == "cpu" else []
     software = [f"{part} {version}" for part, version in versions.items()]
-    found["line"] = " · ".join([machine["name"], *threads, *software, f"attention_course {ours}", found["date"]])
+    part = [] if found["complete"] and not found["quick"] else ["only a part of the run"]
+    found["line"] = " · ".join([machine["name"], *threads, *software, f"attention_course {ours}", found["date"], *part])
     return found
 
 # %% ../nbs/00_toolkit.ipynb #cfd5031b
