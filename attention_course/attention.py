@@ -60,13 +60,7 @@ def _check_inputs(q, k, v, mask, scale, dropout_p) -> None:
 
 def _check_mask(mask, q: Tensor, k: Tensor) -> None:
     "Raise for a mask of another kind, or one that does not broadcast to the scores."
-    if not isinstance(mask, Tensor):
-        raise TypeError(f"mask is a {type(mask).__name__}; expected a tensor")
-    if mask.dtype != torch.bool and mask.dtype not in _FLOATS:
-        raise TypeError(
-            f"mask is {mask.dtype}; expected bool (True = may attend) "
-            "or floating point (added to the scores)"
-        )
+    _check_kind("mask", mask)
     if mask.device != q.device:
         raise ValueError(f"mask is on {mask.device} but q is on {q.device}")
     scores = (*q.shape[:-1], k.shape[-2])
@@ -75,6 +69,17 @@ def _check_mask(mask, q: Tensor, k: Tensor) -> None:
         padding = len(scores) == 4 and tuple(mask.shape) == (scores[0], scores[-1])
         hint = "; a mask of padding has shape (batch, 1, 1, n_k)" if padding else ""
         raise ValueError(f"mask has shape {tuple(mask.shape)}; it must broadcast to the scores' shape {scores}{hint}")
+
+
+def _check_kind(name: str, mask) -> None:
+    "Raise for what is no mask: `True` = may attend, or floating point = added to the scores."
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"{name} is a {type(mask).__name__}; expected a tensor")
+    if mask.dtype != torch.bool and mask.dtype not in _FLOATS:
+        raise TypeError(
+            f"{name} is {mask.dtype}; expected bool (True = may attend) "
+            "or floating point (added to the scores)"
+        )
 
 
 def _grouped(q: Tensor, k: Tensor) -> bool:

@@ -19,7 +19,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Integer, Shaped
 from torch import Tensor
 
-from .attention import _FLOATS, _check_inputs, _match_heads
+from .attention import _FLOATS, _check_inputs, _check_kind, _match_heads
 
 # %% ../nbs/03_masking.ipynb #be5b6189
 #| code-fold: true
@@ -180,17 +180,6 @@ def combine_masks(
         return keep
     total = sum(additive[1:], start=additive[0])
     return total if keep is None else total.where(keep, -math.inf)
-
-
-def _check_kind(name: str, mask) -> None:
-    "Raise for what is no mask: `True` = may attend, or floating point = added to the scores."
-    if not isinstance(mask, Tensor):
-        raise TypeError(f"{name} is a {type(mask).__name__}; expected a tensor")
-    if mask.dtype != torch.bool and mask.dtype not in _FLOATS:
-        raise TypeError(
-            f"{name} is {mask.dtype}; expected bool (True = may attend) "
-            "or floating point (added to the scores)"
-        )
 
 # %% ../nbs/03_masking.ipynb #9bf51e8f
 def to_additive(
