@@ -10,6 +10,7 @@ __all__ = ['padding_mask', 'causal_mask', 'window_mask', 'prefix_mask', 'documen
 #| code-fold: true
 #| code-summary: What the library's file imports
 import math
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 
@@ -30,7 +31,7 @@ def _check_size(name: str, number, least: int = 0) -> None:
         raise TypeError(f"{name} is a {type(number).__name__}; expected a whole number")
     if number < least:
         raise ValueError(f"{name}={number}; expected at least {least}")
-    if number >= 2**62:
+    if number > sys.maxsize // 2:
         raise ValueError(f"{name}={number} is beyond any length")
 
 
