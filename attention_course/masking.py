@@ -279,8 +279,8 @@ def fused_attention(
 ) -> Float[Tensor, "*b n_q d_v"]:
     """The output of `scaled_dot_product_attention`, from torch's fast kernels, without the weights.
 
-    `mask`, `causal` and `window` combine. Computed in float32 at least, returned in the
-    inputs' dtype. A query that may attend to nothing gets zeros. What a mask hides must
+    `mask`, `causal` and `window` combine. Scores and softmax in float32 at least, returned in
+    the inputs' dtype. A query that may attend to nothing gets zeros. What a mask hides must
     give finite scores. Second derivatives and forward-mode ones need the readable
     function: not all of torch's kernels have them.
 
