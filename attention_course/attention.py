@@ -9,6 +9,7 @@ __all__ = ['scaled_dot_product_attention', 'attention_entropy']
 #| code-fold: true
 #| code-summary: What the library's file imports
 import math
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -96,6 +97,12 @@ def _match_heads(x: Float[Tensor, "*kv n d"], q: Tensor) -> Float[Tensor, "*b n 
     return x.repeat_interleave(q.shape[-3] // x.shape[-3], dim=-3)
 
 
+def _uncast(x: Tensor):
+    "A context in which autocast leaves types alone; an empty one where it is off, which costs and compiles to nothing."
+    device = "cpu" if x.is_meta else x.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
 def scaled_dot_product_attention(
     q: Float[Tensor, "*b n_q d_head"],  # what each position looks for
     k: Float[Tensor, "*kv n_k d_head"],  # what each is found by; `*kv` is `*b`, or has fewer heads
@@ -120,7 +127,7 @@ def scaled_dot_product_attention(
     dtype = torch.promote_types(q.dtype, torch.float32)
     keys, values = (_match_heads(x, q).to(dtype) for x in (k, v))
 
-    with torch.autocast("cpu" if q.is_meta else q.device.type, enabled=False):
+    with _uncast(q):
         scores = torch.einsum("...id,...jd->...ij", q.to(dtype), keys) * scale
         if mask is None:
             weights = scores.softmax(dim=-1)

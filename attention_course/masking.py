@@ -12,7 +12,6 @@ __all__ = ['padding_mask', 'causal_mask', 'window_mask', 'prefix_mask', 'documen
 import math
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +19,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Integer, Shaped
 from torch import Tensor
 
-from .attention import _FLOATS, _check_inputs, _check_kind, _match_heads
+from .attention import _FLOATS, _check_inputs, _check_kind, _match_heads, _uncast
 
 # %% ../nbs/03_masking.ipynb #be5b6189
 #| code-fold: true
@@ -319,12 +318,11 @@ def fused_attention(
         else:
             blind = (mask == -math.inf).all(dim=-1, keepdim=True)
             mask = mask.to(q.dtype).masked_fill(blind, 0)
+        mask = mask.expand(*mask.shape[:-1], n_k)  # torch 2.4 reads beyond a last axis of 1
     if len(lead) != 2:  # the kernels want (batch, heads, length, width)
         q, k, v = (_four_axes(x, lead) for x in (q, k, v))
         mask = mask if mask is None or mask.ndim == 2 else _four_axes(mask, lead)
-    device = "cpu" if q.is_meta else q.device.type
-    as_given = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-    with as_given:
+    with _uncast(q):
         output = F.scaled_dot_product_attention(
             q, k, v, mask, dropout_p=float(dropout_p), is_causal=triangle, scale=scale
         )
