@@ -29,7 +29,7 @@ def test_a_reader_can_search_from_any_page(opened):
     field.fill("softmax")
     field.press("Enter")
     page.wait_for_url("**/search.html?q=softmax**")
-    assert f"{FIRST}.html" in results(page)
+    assert "02_attention.html" in results(page)
 
 
 def chinese():
@@ -37,7 +37,7 @@ def chinese():
     return re.findall(r"(?<![\u4e00-\u9fff])[\u4e00-\u9fff]{2,4}(?![\u4e00-\u9fff])", prose("notation"))[0]
 
 
-@pytest.mark.parametrize("term, where", [("entropy", FIRST), (chinese(), "notation")], ids=["English", "Chinese"])
+@pytest.mark.parametrize("term, where", [("entropy", "02_attention"), (chinese(), "notation")], ids=["English", "Chinese"])
 def test_search_finds_a_term(opened, term, where):
     page = opened(f"search.html?q={term}")
     assert f"{where}.html" in results(page)
