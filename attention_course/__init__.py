@@ -9,7 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 _PUBLIC = {
-    "toolkit": ("PALETTE", "check", "compare", "exercise", "heatmap", "interactive", "measured", "setup", "show", "train"),
+    "toolkit": (
+        "PALETTE", "check", "compare", "exercise", "heatmap", "interactive", "kept_bytes", "measured", "setup", "show",
+        "time_ratio", "train",
+    ),
     "recurrence": ("influence", "lstm_cell", "rnn_cell", "unroll"),
     "attention": ("attention_entropy", "scaled_dot_product_attention"),
     "masking": (

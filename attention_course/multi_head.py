@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from .attention import scaled_dot_product_attention
-from .masking import causal_mask, combine_masks, fused_attention
+from .masking import _check_size, causal_mask, combine_masks, fused_attention
 
 # %% ../nbs/04_multi_head.ipynb #f0e539c2
 #| code-fold: true
@@ -27,10 +27,7 @@ def _check_options(*, d_head, dropout, bias, fused, attend, **sizes) -> None:
     "Raise for options that no module can have, or that do not fit together."
     given = sizes if d_head is None else {**sizes, "d_head": d_head}
     for name, number in given.items():
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"{name} is a {type(number).__name__}; expected a whole number")
-        if number < 1:
-            raise ValueError(f"{name}={number}; expected at least 1")
+        _check_size(name, number, least=1)
     d_model, n_heads, n_kv_heads, d_context = sizes.values()
     if d_head is None and d_model % n_heads:
         raise ValueError(f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head")

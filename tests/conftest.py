@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jaxtyping
 import pytest
+import torch
 
 # Before anything imports the package: its modules are wrapped as they are loaded, also those loaded lazily.
 jaxtyping.install_import_hook("attention_course", "beartype.beartype")
@@ -27,3 +28,17 @@ def no_shape_check():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def compiled(no_shape_check):
+    "Compiles without a graph break; when the test is over, one graph was made for the first length and one for all others."
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    yield lambda f: torch.compile(f, backend=backend, fullgraph=True)
+    assert 1 <= len(graphs) <= 2

@@ -544,21 +544,13 @@ def test_its_description_names_its_options():
 @pytest.mark.usefixtures("no_shape_check")
 @FORMS
 @pytest.mark.parametrize("options", [{}, {"causal": True, "return_weights": True}], ids=["plain", "all"])
-def test_compiles_in_one_graph_for_varying_lengths(options, fused):
-    graphs = []
-
-    def backend(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
+def test_compiles_in_one_graph_for_varying_lengths(options, fused, compiled):
     m = module(n_kv_heads=1, fused=fused).eval()
-    torch._dynamo.reset()
-    compiled = torch.compile(m, backend=backend, fullgraph=True)
+    fast = compiled(m)
     for n in (5, 9, 9, 6):
         x = normal(2, n, 12)
-        for got, right in zip(*(y if isinstance(y, tuple) else (y,) for y in (compiled(x, **options), m(x, **options)))):
+        for got, right in zip(*(y if isinstance(y, tuple) else (y,) for y in (fast(x, **options), m(x, **options)))):
             close(got, right)
-    assert len(graphs) <= 2
 
 
 @pytest.mark.usefixtures("no_shape_check")

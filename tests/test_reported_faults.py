@@ -7,7 +7,6 @@ import ast
 import copy
 import itertools
 import math
-import re
 from pathlib import Path
 
 import pytest

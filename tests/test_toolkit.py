@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from attention_course import PALETTE, heatmap, interactive, measured, setup, show, train
+from attention_course import PALETTE, heatmap, interactive, kept_bytes, measured, setup, show, time_ratio, train
 
 plt = pytest.importorskip("matplotlib.pyplot")
 plt.switch_backend("agg")
@@ -168,3 +168,28 @@ def test_measured_hands_over_the_rows_and_says_where_they_are_from():
 def test_what_was_not_measured_is_refused_with_what_was(name):
     with pytest.raises(ValueError, match=re.escape(f"name={name!r} was not measured; there are ") + ".*multi_head-cpu"):
         measured(name)
+
+
+def test_times_are_taken_in_turn_after_a_first_call_that_does_not_count(monkeypatch):
+    now, calls = [0.0], []
+
+    def lasting(name, seconds):
+        durations = iter(seconds)
+
+        def call():
+            calls.append(name)
+            now[0] += next(durations)
+
+        return call
+
+    monkeypatch.setattr("attention_course.toolkit.perf_counter", lambda: now[0])
+    found = time_ratio(lasting("a", [99, 6, 4, 8]), lasting("b", [99, 2, 2, 2]), runs=3)
+    assert found == (3, 2, 4) and calls == ["a", "b"] * 4
+
+
+def test_kept_bytes_counts_each_storage_once_and_nothing_without_gradients():
+    x = torch.ones(10, 10, dtype=torch.float64, requires_grad=True)
+    assert kept_bytes(lambda: x * x) == kept_bytes(lambda: x.T * x) == 800
+    assert kept_bytes(lambda: x.exp().sin()) == 800  # the sine keeps what the exponential keeps
+    assert kept_bytes(lambda: x.sin().sin()) == 1600
+    assert kept_bytes(lambda: x.detach().exp()) == kept_bytes(lambda: x + 1) == 0

@@ -1,6 +1,5 @@
 """Notebooks -> library, README and links: what `make lib` does."""
 import os
-import shutil
 import sys
 from pathlib import Path
 

@@ -10,15 +10,11 @@ import math
 
 import torch
 
-from ..toolkit import _call, _numbers, compare, exercise
+from ..toolkit import _call, _normal, _numbers, compare, exercise
 
 
 _HALF = "`d**1/2` is half of d; write `d**0.5` or `math.sqrt(d)`"
 _NO_EXP = "you divided by the sum without `exp`; scores can be negative, shares cannot"
-
-
-def _normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 # %% ../../nbs/exercises/attention.ipynb #e2424cd3
 @exercise("attention.weights")

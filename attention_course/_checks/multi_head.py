@@ -10,11 +10,7 @@ import torch
 from einops import rearrange
 
 from ..attention import scaled_dot_product_attention
-from ..toolkit import _call, _numbers, compare, exercise
-
-
-def _normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from ..toolkit import _call, _normal, _numbers, compare, exercise
 
 # %% ../../nbs/exercises/multi_head.ipynb #783f049c
 @exercise("multi_head.split")
@@ -52,39 +48,14 @@ def _merge(attempt):
         axes=("sample", "word", "dimension"),
     )
 
-# %% ../../nbs/exercises/multi_head.ipynb #0d50c8de
-def _whole(attempt, cases, right, slips, where) -> str | None:
-    "Try a function that returns one whole number; name the case where it is wrong, in full digits."
-    answers = []
-    for args in cases:
-        answer = _call(attempt, args)
-        if isinstance(answer, (tuple, list)):
-            return f"it returned a {type(answer).__name__}; expected one whole number, {where(*args)}"
-        answer = _numbers(answer, ())
-        if answer.ndim:
-            return f"its shape is {tuple(answer.shape)}; expected one whole number, {where(*args)}"
-        answers.append(answer.item())
-    expected = [right(*args) for args in cases]
-    if answers == expected:
-        return None
-    for says, slip in slips.items():
-        try:
-            if answers == [slip(*args) for args in cases]:
-                return says
-        except Exception:  # a slip that cannot be made on these numbers
-            continue
-    args, answer, wanted = next((c, a, e) for c, a, e in zip(cases, answers, expected) if a != e)
-    shown = int(answer) if answer == answer and abs(answer) != float("inf") and answer == int(answer) else answer
-    return f"{where(*args)} it returned {shown}; expected {wanted}"
-
 # %% ../../nbs/exercises/multi_head.ipynb #1677dff6
 @exercise("multi_head.group")
 def _group(attempt):
-    return _whole(
+    return compare(
         attempt,
+        lambda a, n_heads, n_kv_heads: a * n_kv_heads // n_heads,
         [(a, h, kv) for h, kv in ((4, 2), (8, 2), (6, 3), (6, 6), (4, 1), (32, 8)) for a in range(h)],
-        lambda a, h, kv: a * kv // h,
-        {
+        slips={
             "this deals the key/value heads out in turn, [0, 1, 0, 1]; neighbouring heads share, [0, 0, 1, 1]": lambda a, h, kv: a % kv,
             "divide by the number of query heads in a group, not by the number of key/value heads": lambda a, h, kv: a // kv,
             "divide with //, which rounds down: heads of one group read the same key/value head": lambda a, h, kv: a * kv / h,
@@ -98,7 +69,6 @@ def _group(attempt):
             "this is the place of the head within its group; the number of the group was asked for": lambda a, h, kv: a % (h // kv),
             "this is the first head of the group; the number of the group was asked for": lambda a, h, kv: a // (h // kv) * (h // kv),
         },
-        lambda a, h, kv: f"for head {a} of {h} with {kv} key/value head{'s' * (kv > 1)}",
     )
 
 # %% ../../nbs/exercises/multi_head.ipynb #4862d5b9
@@ -110,11 +80,11 @@ def _count(attempt):
     def matrices(d, h, kv, w):
         return count(d, h, kv, w, bias=0)
 
-    return _whole(
+    return compare(
         attempt,
+        lambda d_model, n_heads, n_kv_heads, d_head: count(d_model, n_heads, n_kv_heads, d_head),
         [(12, 3, 1, 5), (32, 4, 1, 16), (48, 6, 3, 10), (64, 8, 2, 8), (512, 8, 8, 64)],
-        count,
-        {
+        slips={
             "the biases are missing: one number for each output of each matrix": matrices,
             "the output projection is missing": lambda d, h, kv, w: count(d, h, kv, w, o=False),
             "the output projection is missing, and the biases are too": lambda d, h, kv, w: count(d, h, kv, w, bias=0, o=False),
@@ -132,7 +102,7 @@ def _count(attempt):
             "keys and values: two matrices, you counted one": lambda d, h, kv, w: (d + 1) * (h + kv) * w + (h * w + 1) * d,
             "one bias per matrix is not enough: one number for each of its outputs": lambda d, h, kv, w: matrices(d, h, kv, w) + 4,
         },
-        lambda d, h, kv, w: f"for d_model {d}, n_heads {h}, n_kv_heads {kv}, d_head {w}",
+        tolerance=1e-9,
     )
 
 # %% ../../nbs/exercises/multi_head.ipynb #6bab659e

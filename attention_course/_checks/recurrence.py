@@ -11,11 +11,7 @@ import math
 import torch
 
 from ..recurrence import rnn_cell
-from ..toolkit import _call, _numbers, compare, exercise
-
-
-def _normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from ..toolkit import _call, _normal, _numbers, compare, exercise
 
 # %% ../../nbs/exercises/recurrence.ipynb #860e5763
 @exercise("recurrence.cell")
