@@ -27,7 +27,6 @@ from attention_course import (
 )
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 inf = math.inf
 
 
