@@ -10,11 +10,12 @@ __all__ = ['MultiHeadAttention']
 #| code-summary: What the library's file imports
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 
 from .attention import scaled_dot_product_attention
@@ -23,7 +24,7 @@ from .masking import _check_size, causal_mask, combine_masks, fused_attention
 # %% ../nbs/04_multi_head.ipynb #f0e539c2
 #| code-fold: true
 #| code-summary: What the module refuses
-def _check_options(*, d_head, dropout, bias, fused, attend, **sizes) -> None:
+def _check_options(*, d_head, dropout, bias, fused, rotary, attend, **sizes) -> None:
     "Raise for options that no module can have, or that do not fit together."
     given = sizes if d_head is None else {**sizes, "d_head": d_head}
     for name, number in given.items():
@@ -44,6 +45,26 @@ def _check_options(*, d_head, dropout, bias, fused, attend, **sizes) -> None:
         raise ValueError(f"dropout={dropout} is not between 0 and 1")
     if attend is not None and not callable(attend):
         raise TypeError(f"attend is a {type(attend).__name__}; expected a function")
+    if rotary is not None:
+        if not callable(rotary):
+            raise TypeError(f"rotary is a {type(rotary).__name__}; expected a RotaryPositions")
+        d_head = d_model // n_heads if d_head is None else d_head
+        if (width := getattr(rotary, "d_head", d_head)) != d_head:
+            raise ValueError(f"rotary turns heads of d_head={width}, but here d_head={d_head}")
+
+
+def _check_memory(module, context, cache, positions) -> None:
+    "Raise for a cache that is none or of another context, and for positions that nothing would use."
+    if cache is not None and not (hasattr(cache, "update") and hasattr(cache, "length")):
+        raise TypeError(f"cache is a {type(cache).__name__}; expected a KVCache")
+    if positions is not None and module.rotary is None:
+        raise ValueError("positions are given, but nothing here uses them: the module has no rotary")
+    if context is None:
+        return
+    if module.rotary is not None:
+        raise ValueError("context is given, but rotary turns queries and keys of one sequence; here there are two")
+    if cache is not None and cache.length not in (0, context.shape[-2]):
+        raise ValueError(f"cache holds {cache.length} positions but context has {context.shape[-2]}; it belongs to another context")
 
 
 def _check_call(module, x, context, mask, return_weights) -> None:
@@ -119,6 +140,7 @@ class MultiHeadAttention(nn.Module):
         bias: bool = True,  # whether the four projections add a bias
         dropout: float = 0.0,  # share of the weights dropped in training
         fused: bool = False,  # one matrix for queries, keys and values, in place of three
+        rotary: Callable | None = None,  # `RotaryPositions` of chapter 05, which turns queries and keys
         attend: Callable | None = None,  # f(q, k, v, mask, *, causal) -> output, and dropout_p if there is any; `None` means `fused_attention`
     ):
         super().__init__()
@@ -126,12 +148,13 @@ class MultiHeadAttention(nn.Module):
         d_context = d_model if d_context is None else d_context
         _check_options(
             d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, d_context=d_context,
-            d_head=d_head, dropout=dropout, bias=bias, fused=fused, attend=attend,
+            d_head=d_head, dropout=dropout, bias=bias, fused=fused, rotary=rotary, attend=attend,
         )
         d_head = d_model // n_heads if d_head is None else d_head
         self.d_model, self.d_context, self.d_head = d_model, d_context, d_head
         self.n_heads, self.n_kv_heads = n_heads, n_kv_heads
-        self.dropout, self.fused, self.attend = dropout, fused, attend
+        self.dropout, self.fused = dropout, fused
+        self.rotary, self.attend = rotary, attend
 
         d_q, d_kv = n_heads * d_head, n_kv_heads * d_head
         self.sizes = (d_q, d_kv, d_kv)  # of queries, keys and values, all heads together
@@ -151,13 +174,16 @@ class MultiHeadAttention(nn.Module):
         mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,  # True = may attend; floats are added; broadcasts to (batch, n_heads, n_q, n_k)
         *,
         causal: bool = False,  # hide the future; the queries are the last positions
+        cache: Any = None,  # a `KVCache` of chapter 06: keys and values of earlier calls; with a context, those of its first call
+        positions: Integer[Tensor, "*p n_q"] | None = None,  # for `rotary`: (n_q,) or (batch, n_q); `None` goes on from the cache
         return_weights: bool = False,  # whether to return (output, weights)
     ) -> Float[Tensor, "*b n_q d_model"] | tuple[Float[Tensor, "*b n_q d_model"], Float[Tensor, "*b h n_q n_k"]]:  # the output; with `return_weights`, also the weights before dropout
         "Project, attend, merge, mix."
         _check_call(self, x, x if context is None else context, mask, return_weights)
+        _check_memory(self, context, cache, positions)
         if alone := x.ndim == 2:  # one sample without a batch axis
             x, context = x[None], None if context is None else context[None]
-        q, k, v = self.project(x, context)
+        q, k, v = self._remembered(x, context, cache, positions)
         dropout = {"dropout_p": self.dropout} if self.training and self.dropout else {}
         heads = (self.attend or fused_attention)(q, k, v, mask, causal=causal, **dropout)
         _check_heads(heads, q, v)
@@ -186,6 +212,19 @@ class MultiHeadAttention(nn.Module):
         else:
             parts = (F.linear(y, *block) for y, block in zip((x, context, context), self._blocks()))
         return tuple(rearrange(part, "b n (h d) -> b h n d", d=self.d_head) for part in parts)
+
+    def _remembered(self, x, context, cache, positions) -> tuple[Tensor, Tensor, Tensor]:
+        "Queries of x, and all keys and values it may look at: turned by `rotary`, joined with those in the cache."
+        if cache is not None and context is not None and cache.length:
+            q = F.linear(x, *self._blocks()[0]) if self.fused else self.w_q(x)
+            return rearrange(q, "b n (h d) -> b h n d", d=self.d_head), *cache.read()
+        q, k, v = self.project(x, context)
+        if self.rotary is not None:
+            if positions is None:
+                past = 0 if cache is None else cache.length
+                positions = torch.arange(past, past + x.shape[-2], device=x.device)
+            q, k = self.rotary(q, positions), self.rotary(k, positions)
+        return (q, k, v) if cache is None else (q, *cache.update(k, v))
 
     def _blocks(self) -> list[tuple[Tensor, Tensor | None]]:
         "Weight and bias of the four projections, in either form."
@@ -239,7 +278,7 @@ class MultiHeadAttention(nn.Module):
         """The same attention as torch's module, batch first, with copied weights.
 
         Raises `ValueError` for what that module does not have: fewer key/value heads,
-        heads whose widths do not add up to `d_model`, another `attend`, and a bias on some
+        heads whose widths do not add up to `d_model`, `rotary`, another `attend`, and a bias on some
         projections only; `TypeError` if a projection is no `nn.Linear` any more.
         """
         return _to_torch(self)
@@ -292,8 +331,10 @@ def _converted(module: MultiHeadAttention, fused: bool) -> MultiHeadAttention:
         like=module.w_o.weight,
     )
     _fill(other, other._blocks(), module._blocks(), module)
-    own = isinstance(module.attend, nn.Module)  # with parameters of its own, maybe
-    other.attend = copy.deepcopy(module.attend) if own else module.attend
+    for name in ("rotary", "attend"):
+        part = getattr(module, name)
+        own = isinstance(part, nn.Module)  # with parameters of its own, maybe
+        setattr(other, name, copy.deepcopy(part) if own else part)
     return other
 
 
@@ -338,6 +379,7 @@ def _to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
     for option, used in (
         (f"n_kv_heads={module.n_kv_heads} with n_heads={module.n_heads}", module.n_kv_heads != module.n_heads),
         (f"d_head={module.d_head} with d_model={module.d_model}", module.n_heads * module.d_head != module.d_model),
+        ("rotary", module.rotary is not None),
         ("attend", module.attend not in (None, fused_attention)),
     ):
         if used:
