@@ -20,6 +20,10 @@ _PUBLIC = {
         "mask_from_torch", "padding_mask", "prefix_mask", "to_additive", "window_mask",
     ),
     "multi_head": ("MultiHeadAttention",),
+    "transformer": (
+        "Decoder", "DecoderLayer", "Encoder", "EncoderLayer", "FeedForward", "KVCache", "Transformer",
+        "TransformerConfig",
+    ),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 
@@ -29,6 +33,7 @@ if TYPE_CHECKING:  # for editors and type checkers, to which the lazy half would
     from .multi_head import *
     from .recurrence import *
     from .toolkit import *
+    from .transformer import *
 else:
     __all__ = sorted(_HOME)
 
