@@ -131,10 +131,15 @@ def test_colab_and_source_links_open_this_very_notebook(path):
 # --- what a fresh Colab would do ---------------------------------------------
 
 IMAGE = dict(line.split("==") for line in (ROOT / "tests" / "colab_image.txt").read_text().split("\n") if "==" in line)
-SETUP = f'''try:
+EXTRAS = {"07_translation": "plots,translation"}     # the other chapters need plots only
+
+
+def setup_of(path):
+    extras = EXTRAS.get(path.stem, "plots")
+    return f'''try:
     import attention_course
 except ModuleNotFoundError:  # a fresh Colab: its torch stays as it is
-    %pip install -q "{SETTINGS['pypi_name']}[plots] @ git+{SETTINGS['git_url']}@{SETTINGS['tag']}"
+    %pip install -q "{SETTINGS['pypi_name']}[{extras}] @ git+{SETTINGS['git_url']}@{SETTINGS['tag']}"
 from attention_course import setup
 
 device = setup(seed=0)'''
@@ -150,18 +155,18 @@ CHAPTERS = [p for p in PAGES if chapter(p)]
 @pytest.mark.parametrize("path", CHAPTERS, ids=name)
 def test_a_chapter_begins_with_the_setup_cell(path):
     first = next(c for c in cells(path) if not all(line.startswith("#|") for line in c.strip().split("\n")))
-    assert first.strip() == SETUP
+    assert first.strip() == setup_of(path)
     assert sum("%pip" in c or "!pip" in c for c in cells(path)) == 1, "only the setup cell installs"
 
 
 def test_what_the_setup_cell_installs_exists_and_leaves_colabs_torch_alone():
-    extras = re.search(r'"attention-course\[([\w,]+)\] @', SETUP)[1].split(",")
+    extras = {extra for asked in ("plots", *EXTRAS.values()) for extra in asked.split(",")}
     wanted = [Requirement(r) for r in PROJECT["dependencies"]]
     for extra in extras:
         assert extra in PROJECT["optional-dependencies"], f"the setup cell asks for an extra [{extra}] that is not there"
         wanted += [Requirement(r) for r in PROJECT["optional-dependencies"][extra]]
     for requirement in wanted:
-        if requirement.name != "jaxtyping":     # pure Python, not in the image: the one thing that gets installed
+        if requirement.name not in ("jaxtyping", "sacrebleu"):      # pure Python, not in the image: what gets installed
             assert requirement.name in IMAGE, f"{requirement.name} is not in Colab's image: is it worth an install?"
             assert requirement.specifier.contains(IMAGE[requirement.name]), (
                 f"Colab has {requirement.name} {IMAGE[requirement.name]}, we ask for {requirement}: pip would replace it")
@@ -171,7 +176,8 @@ def test_what_the_setup_cell_installs_exists_and_leaves_colabs_torch_alone():
 @pytest.mark.parametrize("path", PAGES, ids=name)
 def test_a_page_imports_only_what_colab_and_the_package_have(path):
     ours = {"attention_course", "google"} | {Requirement(r).name for r in PROJECT["dependencies"]}
-    ours |= {Requirement(r).name for r in PROJECT["optional-dependencies"]["plots"]}
+    extras = EXTRAS.get(path.stem, "plots").split(",")
+    ours |= {Requirement(r).name for extra in extras for r in PROJECT["optional-dependencies"][extra]}
     available = ours | set(IMAGE) | {"IPython", "PIL", "sklearn"} | sys.stdlib_module_names
     for source in cells(path):
         if "show_doc" in source:                # read by the book, never run (see book/_ext/api.py)

@@ -1,6 +1,6 @@
 """Builds the book: `make book`.
 
-Chapters run as they would in a fresh Colab: in a clean environment (.venv-colab) that holds the wheel, its extras for plots and
+Chapters run as they would in a fresh Colab: in a clean environment (.venv-colab) that holds the wheel, its extras for chapters and
 Jupyter, in an empty folder, with a stub for `google.colab` and no checkout in reach. torch is the one of the development
 environment, linked, as Colab's torch is there before the book comes.
 """
@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CLEAN = ROOT / ".venv-colab"
 BUILD = ROOT / "book" / "_build"
 PYTHON = CLEAN / "bin" / "python"
+EXTRAS = "plots", "translation"       # what the setup cells of chapters ask for
 
 
 def run(*command, **options):
@@ -61,7 +62,7 @@ def clean_environment():
     "Make or update .venv-colab; quick when nothing has changed."
     torch = importlib.metadata.version("torch")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [project["dependencies"], project["optional-dependencies"]["plots"], inspect.getsource(clean_environment)]
+    asked = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in EXTRAS), inspect.getsource(clean_environment)]
     base = sha256(repr([sys.version, torch, asked]).encode() + (ROOT / "constraints.txt").read_bytes()).hexdigest()
     wheel, stamp = package.wheel(), CLEAN / ".holds"
     wanted = f"{base} {package.package_hash()}"
@@ -79,7 +80,7 @@ def clean_environment():
         with tempfile.TemporaryDirectory() as folder:
             limits = Path(folder) / "constraints.txt"
             limits.write_text("\n".join([*lines, f"torch=={torch}"]))
-            pip("-c", limits, f"{wheel}[plots]", "ipykernel")
+            pip("-c", limits, f"{wheel}[{','.join(EXTRAS)}]", "ipykernel")
     else:
         pip("--no-deps", "--force-reinstall", wheel)
     stamp.write_text(wanted)
