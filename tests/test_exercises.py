@@ -426,6 +426,103 @@ SLIPS += [
 ]
 
 
+def row(p, d, power=2.0, base=10000.0):
+    "Angles of the clocks of exercise 5.1."
+    return p * base ** (-power * torch.arange(d // 2, dtype=torch.float64) / d)
+
+
+def taking_turns(first, second):
+    return torch.stack((first, second), dim=-1).flatten(-2)
+
+
+def turn(x, positions, power=2.0, base=10000.0, sign=1):
+    "Exercise 5.2, with knobs."
+    angle = sign * row(positions[:, None], x.shape[-1], power, base)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), dim=-1)
+
+
+def turn_neighbours(x, positions):
+    angle = row(positions[:, None], x.shape[-1])
+    a, b = x[:, ::2], x[:, 1::2]
+    return taking_turns(a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos())
+
+
+def turn_overwriting(x, positions):
+    angle = row(positions[:, None], x.shape[-1])
+    a, b = x.chunk(2, dim=-1)
+    a = a * angle.cos() - b * angle.sin()
+    b = a * angle.sin() + b * angle.cos()
+    return torch.cat((a, b), dim=-1)
+
+
+def turn_signs(first, second):
+    def attempt(x, positions):
+        cos, sin = row(positions[:, None], x.shape[-1]).cos(), row(positions[:, None], x.shape[-1]).sin()
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((a * cos + first * b * sin, a * sin + second * b * cos), dim=-1)
+
+    return attempt
+
+
+SLIPS += [
+    ("positions.row", lambda p, d: torch.cat((row(p, d).sin(), row(p, d).cos())), "take turns"),
+    ("positions.row", lambda p, d: taking_turns(row(p, d).cos(), row(p, d).sin()), "changed places"),
+    ("positions.row", lambda p, d: taking_turns(row(p, d, 1).sin(), row(p, d, 1).cos()), "left out the 2"),
+    ("positions.row", lambda p, d: [(math.sin, math.cos)[c % 2](p / 10000 ** (2 * c / d)) for c in range(d)], "the number of the column is the 2c"),
+    ("positions.row", lambda p, d: [(math.sin, math.cos)[c % 2](p / 10000 ** (c / d)) for c in range(d)], "share one angle; here each column has its own$"),
+    ("positions.row", lambda p, d: [f(p / 10000 ** (2 * c / d)) for c in range(0, d, 2) for f in (math.sin, math.cos)], "already the 2c"),
+    ("positions.row", lambda p, d: taking_turns(row(p, d, -2).sin(), row(p, d, -2).cos()), "slower, not faster"),
+    ("positions.row", lambda p, d: [f(p / 10000 ** (2 * c / d)) for c in range(1, d // 2 + 1) for f in (math.sin, math.cos)], "clocks are counted from 0"),
+    ("positions.row", lambda p, d: taking_turns(row(p + 1, d).sin(), row(p + 1, d).cos()), "row of position p . 1"),
+    ("positions.row", lambda p, d: taking_turns(row(p, d), row(p, d)), "these are the angles"),
+    ("positions.row", lambda p, d: taking_turns(torch.deg2rad(row(p, d)).sin(), torch.deg2rad(row(p, d)).cos()), "took them for degrees"),
+    ("positions.row", lambda p, d: taking_turns(row(p, d).sin(), row(p, d).sin()), "sine fills both"),
+    ("positions.row", lambda p, d: taking_turns(row(p, d, base=1000.0).sin(), row(p, d, base=1000.0).cos()), "not 1000"),
+    ("positions.row", lambda p, d: taking_turns(row(p, d).sin(), row(p, d).cos())[:-1], r"for p = 3, d = 8: its shape is \(7,\)"),
+    ("positions.rotary", turn_neighbours, "half-split takes one number from each half"),
+    ("positions.rotary", lambda x, p: turn(x, p, sign=-1), "the other way"),
+    ("positions.rotary", lambda x, p: turn(x, torch.arange(len(x))), "did not use .positions"),
+    ("positions.rotary", lambda x, p: turn(x, p, power=1), "left out the 2"),
+    ("positions.rotary", lambda x, p: turn(x, p, power=4), "already the 2c"),
+    ("positions.rotary", lambda x, p: turn(x, p, power=-2), "they turn faster"),
+    ("positions.rotary", turn_overwriting, "both need the old ones"),
+    ("positions.rotary", turn_signs(1, 1), "there is no minus"),
+    ("positions.rotary", turn_signs(-1, -1), "a minus too many"),
+    ("positions.rotary", lambda x, p: x * row(p[:, None], x.shape[-1]).cos().repeat(1, 2), "mixes the two numbers"),
+    ("positions.rotary", lambda x, p: taking_turns(*turn(x, p).chunk(2, dim=-1)), "put back as neighbours"),
+    ("positions.rotary", lambda x, p: x + torch.cat((row(p[:, None], x.shape[-1]).sin(), row(p[:, None], x.shape[-1]).cos()), -1), "here pairs are turned"),
+    ("positions.rotary", lambda x, p: turn(x, p, base=1000.0), "not 1000"),
+    ("positions.rotary", lambda x, p: x @ p, "it raised RuntimeError"),
+    ("positions.number", lambda real: torch.arange(real.shape[1]).expand(real.shape), "padding counts as words"),
+    ("positions.number", lambda real: real.cumsum(-1), "off by one: the first word of a text is at position 0$"),
+    ("positions.number", lambda real: real.cumsum(-1) - 1, "at the padding this gives -1"),
+    ("positions.number", lambda real: (real.flip(-1).cumsum(-1).flip(-1) - 1) * real, "from the right"),
+    ("positions.number", lambda real: (real.cumsum(0) - 1).clamp(min=0), "along the batch"),
+    ("positions.number", lambda real: ((~real).cumsum(-1) - 1).clamp(min=0), "counts the padding"),
+    ("positions.number", lambda real: real.sum(-1, keepdim=True).expand(real.shape), "how many words each text has"),
+    ("positions.slope", lambda w: 1 / w, "leaves 1/e"),
+    ("positions.slope", lambda w: -math.log(2) / w, "the sign"),
+    ("positions.slope", lambda w: math.log(2) * w, "do not multiply"),
+    ("positions.slope", lambda w: math.log(w) / w, "take the logarithm of 2$"),
+    ("positions.slope", lambda w: math.log10(2) / w, "not that to base 10"),
+    ("positions.slope", lambda w: 2 ** (-1 / w), "factor for one word"),
+    ("positions.slope", lambda w: 1 / (2 * w), "as a straight line"),
+    ("positions.slope", lambda w: 2.0**-w, "as in the list of slopes"),
+    ("positions.base", lambda d, n: (n / math.pi) ** (d / (d - 2)), "n - 1 steps, not n$"),
+    ("positions.base", lambda d, n: ((n - 1) / (2 * math.pi)) ** (d / (d - 2)), "a whole circle"),
+    ("positions.base", lambda d, n: (2 * (n - 1) / math.pi) ** (d / (d - 2)), "a quarter of a circle"),
+    ("positions.base", lambda d, n: ((n - 1) / 180) ** (d / (d - 2)), "not 180"),
+    ("positions.base", lambda d, n: (n - 1) / math.pi, "frequency is not 1 / base"),
+    ("positions.base", lambda d, n: n / math.pi, "number d/2 - 1, not d/2; and"),
+    ("positions.base", lambda d, n: ((n - 1) / math.pi) ** ((d - 2) / d), "upside down: raise"),
+    ("positions.base", lambda d, n: ((n - 1) / math.pi) ** (2 * d / (d - 2)), "left out the 2"),
+    ("positions.base", lambda d, n: ((n - 1) / math.pi) ** (d / (2 * (d - 1))), "there are d/2 clocks, not d"),
+    ("positions.base", lambda d, n: (math.pi / (n - 1)) ** (d / (d - 2)), "half circle is upside down"),
+    ("positions.base", lambda d, n: 10000.0, "for d = 8, n = 100: it returned 10000"),
+]
+
+
 def M(a):
     n = a.shape[1]
     return torch.eye(n, dtype=a.dtype) + torch.ones(n, n, dtype=a.dtype).triu(1)
