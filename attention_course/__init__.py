@@ -20,6 +20,10 @@ _PUBLIC = {
         "mask_from_torch", "padding_mask", "prefix_mask", "to_additive", "window_mask",
     ),
     "multi_head": ("MultiHeadAttention",),
+    "positions": (
+        "LearnedPositions", "RotaryPositions", "SinusoidalPositions", "alibi_bias", "alibi_slopes", "apply_rotary",
+        "positions_from_mask", "reorder_rotary", "sinusoidal_encoding",
+    ),
     "transformer": (
         "Decoder", "DecoderLayer", "Encoder", "EncoderLayer", "FeedForward", "KVCache", "Transformer",
         "TransformerConfig",
@@ -31,6 +35,7 @@ if TYPE_CHECKING:  # for editors and type checkers, to which the lazy half would
     from .attention import *
     from .masking import *
     from .multi_head import *
+    from .positions import *
     from .recurrence import *
     from .toolkit import *
     from .transformer import *
