@@ -11,6 +11,7 @@ import torch
 
 from attention_course import attention_entropy, interactive, scaled_dot_product_attention
 from attention_course.masking import causal_mask, padding_mask, window_mask
+from attention_course.positions import RotaryPositions, sinusoidal_encoding
 
 from .conftest import CONTENTS, ROOT, cells
 
@@ -106,8 +107,73 @@ def head_explorer(data, state):
     return {**numbers("weight", weights), **numbers("distance", far), "top": weights.max().item(), "entropy": entropy, "choices": math.exp(entropy)}
 
 
+def hands(data, state):
+    "What turns: for query and key, or for two rows, the pairs of columns as (up, right)."
+    d, places = data["d"], (state["position"], state["position"] + state["offset"])
+    if state["kind"] == "sinusoidal":
+        return [sinusoidal_encoding(1, d, offset=place, dtype=torch.float64).view(-1, 2).flip(-1) for place in places]
+    turn = RotaryPositions(d, base=float(state["base"]), interleaved=data.get("interleaved", False))
+    turned = [turn(float64(data[x])[None, None, None], torch.tensor([place])).flatten() for x, place in zip("qk", places)]
+    return [x.view(-1, 2) if turn.interleaved else x.view(2, -1).T for x in turned]
+
+
+def positions(data, state):
+    q, k = hands(data, state)
+    angle = torch.atan2(k[:, 1], k[:, 0]) - torch.atan2(q[:, 1], q[:, 0])
+    between = 180 - torch.remainder((180 - angle.rad2deg()).round(decimals=10), 360)
+    cos, sin = RotaryPositions(data["d"], base=float(state["base"]) if state["kind"] == "rotary" else 1e4).tables(torch.tensor([1]), torch.float64)
+    worth = {"position": state["position"], "offset": state["offset"], **numbers("period", 2 * math.pi / torch.atan2(sin, cos)[0]),
+             **numbers("between", between), **numbers("product", (q * k).sum(-1)), "dot": (q * k).sum().item()}
+    if state["kind"] == "rotary" and len(data.get("bases", [])) > 1:
+        worth["base"] = state["base"]
+    return worth
+
+
+def tree(data):
+    "All that the table of a beam search allows, from top to bottom: tuples of tokens."
+
+    def below(path):
+        for token in data["tokens"]:
+            if data["table"][" ".join(path)].get(token):
+                yield (*path, token)
+                if token != data["end"] and len(path) + 1 < data["max_len"]:
+                    yield from below((*path, token))
+
+    return list(below(()))
+
+
+def searched(data, state):
+    "A beam search on paper: log-probabilities of what was reached, what became of it, scores, the best, and what the others can reach."
+    longest, live, logp, fate, score, best, bound = data["max_len"], [()], {(): 0.0}, {}, {}, None, None
+    for n in range(1, state["step"] + 1):
+        tried = [path for before in live for path in tree(data) if path[:-1] == before]
+        logp |= {path: logp[path[:-1]] + math.log(data["table"][" ".join(path[:-1])][path[-1]]) for path in tried}
+        fate |= dict.fromkeys(filter(None, live), "kept") | dict.fromkeys(tried, "cut")
+        kept = sorted(tried, key=lambda path: -logp[path])[:state["beam"]]
+        score |= {path: logp[path] / n ** state["alpha"] for path in kept if path[-1] == data["end"] or n == longest}
+        live = [path for path in kept if path not in score]
+        fate |= dict.fromkeys(score, "score") | dict.fromkeys(live, "live")
+        best = max(score, key=score.get, default=None)
+        bound = max(logp[path] for path in live) / longest ** state["alpha"] if live else None
+        if not live or best and score[best] >= bound:
+            return logp, fate, score, best, bound, True
+    return logp, fate, score, best, bound, False
+
+
+def beam_tree(data, state):
+    logp, _, score, best, bound, over = searched(data, state)
+    worth = {name: state[name] for name in ("beam", "alpha", "step")}
+    for i, path in enumerate(tree(data), 1):
+        if path in logp:
+            worth |= {f"p-{i}": data["table"][" ".join(path[:-1])][path[-1]], f"logp-{i}": logp[path]}
+        if path in score:
+            worth[f"score-{i}"] = score[path]
+    known = {"best": score.get(best), "bound": bound, "chance": math.exp(logp[best]) if over else None}
+    return worth | {name: number for name, number in known.items() if number is not None}
+
+
 WORTH = {"attention-map": attention_map, "temperature": temperature, "soft-lookup": soft_lookup, "influence": influence,
-         "mask-builder": mask_builder, "head-explorer": head_explorer}
+         "mask-builder": mask_builder, "head-explorer": head_explorer, "positions": positions, "beam-tree": beam_tree}
 
 
 # --- what is shown -------------------------------------------------------------------
@@ -281,15 +347,15 @@ def walk(it, slider, name, state, low, high):
         assert after < before, key
 
 
-def drag(it, slider, name, state, low, high):
-    "Click near both ends of a slider's track."
+def drag(it, slider, name, state, low, high, follow=None):
+    "Click near both ends of a slider's track; `follow` checks what else moves."
     slider.scroll_into_view_if_needed()
     box = slider.bounding_box()
     for part in (0.02, 0.5, 0.98):
         it.page.mouse.click(box["x"] + part * box["width"], box["y"] + box["height"] / 2)
         previous, state[name] = state[name], it.shown()[name][0]
         assert low <= state[name] <= high
-        it.agrees(state)
+        follow(it, state, name) if follow else it.agrees(state)
         assert part == 0.02 or state[name] > previous
 
 
@@ -544,11 +610,174 @@ def test_the_small_maps_are_the_heads(figure, page_name):
                 assert abs(opacity[at] - 255 * min(1, weights[i][j] ** 0.5)) < 2, (i, j)
 
 
+# --- positions -------------------------------------------------------------------------
+
+
+def placed(it):
+    "The state that the figure begins in."
+    bases = it.data.get("bases", [it.data.get("base", 10000)])
+    return {"position": it.data["position"], "offset": it.data["offset"], "kind": it.data.get("kind", "sinusoidal"),
+            "base": it.data.get("base", 10000 if 10000 in bases else bases[0])}
+
+
+def follow(it, state, moved):
+    "After a slider moved: no position lies below 0, so the other slider follows; all numbers, and the hands, are the library's."
+    shown = it.shown()
+    state[moved] = int(shown[moved][0])
+    state["offset" if moved == "position" else "position"] = max(
+        state["offset" if moved == "position" else "position"], -state[moved])
+    turned(it, state)
+
+
+def turned(it, state):
+    it.agrees(state)
+    both = hands(it.data, state)
+    longest = max(x.norm(dim=-1).max().item() for x in both)
+    for name, rows in zip(("mine", "other"), both):
+        paths = it.node.locator(f"li path.{name}").evaluate_all("paths => paths.map(path => path.getAttribute('d'))")
+        drawn = float64([[float(x) for x in re.fullmatch(r"M0 0L(\S+) (\S+)", path).groups()] for path in paths])
+        assert torch.allclose(drawn, torch.stack([rows[:, 1], -rows[:, 0]], dim=-1) * 40 / longest, atol=1e-6), (name, state)
+
+
+def marked(it):
+    return it.node.locator("circle.mark").evaluate("mark => [mark.getAttribute('cx'), mark.getAttribute('cy')].map(x => Math.round(1e6 * x))")
+
+
+@those("positions")
+def test_positions_by_keyboard(figure, page_name):
+    it = figure(page_name, "positions")
+    state = placed(it)
+    turned(it, state)
+    place, offset = it.node.get_by_role("slider", name="Position"), it.node.get_by_role("slider", name="Offset")
+    it.enter()
+    for _ in range(2 if "q" in it.data else 1):
+        if "q" in it.data:
+            it.press("ArrowRight")
+            state["kind"] = "rotary" if state["kind"] == "sinusoidal" else "sinusoidal"
+            turned(it, state)
+            it.press("Tab")
+        for slider, name in ((place, "position"), (offset, "offset")):
+            slider.focus()
+            for key in ("Home", "ArrowRight", "ArrowUp", "PageUp", "End", "ArrowLeft", "PageDown"):
+                before, spoken = state[name], slider.get_attribute("aria-valuetext")
+                it.press(key)
+                follow(it, state, name)
+                assert (slider.get_attribute("aria-valuetext") != spoken) == (state[name] != before), key
+                assert (state[name] > before) == (key in ("ArrowRight", "ArrowUp", "PageUp", "End")) or state[name] == before, key
+        if state["kind"] == "rotary" and len(it.data.get("bases", [])) > 1:
+            it.press("Tab")
+            steps(it, it.node.locator("#slider-base"), "base", state, it.data["bases"])
+        if "q" in it.data:
+            it.node.get_by_role("radio", checked=True).focus()
+    assert it.node.locator("[data-value=reading]").get_attribute("aria-live") == "polite"
+
+
+@those("positions")
+def test_the_dot_product_stays_when_the_position_moves(figure, page_name):
+    it = figure(page_name, "positions")
+    state, readings, seen = placed(it), set(), []
+    for place in (state["position"], it.data["max_position"], max(0, -state["offset"])):
+        it.node.locator("#slider-position").fill(str(place))
+        follow(it, state, "position")
+        seen.append((it.shown()["dot"][0], marked(it)))
+        readings.add(it.text("reading"))
+        assert str(place) in it.text("reading") and str(place + state["offset"]) in it.text("reading")
+    assert len(readings) > 1 and all(dot == pytest.approx(seen[0][0], abs=1e-9) and mark == seen[0][1] for dot, mark in seen)
+    it.node.locator("#slider-offset").press("End" if state["offset"] < it.data["max_offset"] else "Home")
+    follow(it, state, "offset")
+    assert marked(it) != seen[0][1]
+
+
+@those("positions")
+@pytest.mark.parametrize("view", ["light", "phone"])
+def test_positions_by_pointer(figure, page_name, view):
+    it = figure(page_name, "positions", view)
+    state, reach = placed(it), it.data["max_offset"]
+    for kind in ("sinusoidal", "rotary") if "q" in it.data else ("sinusoidal",):
+        if "q" in it.data:
+            button = it.node.get_by_role("radio", name=kind)
+            button.tap() if view == "phone" else button.click()
+        state["kind"] = kind
+        plot = it.node.locator("svg.plot")
+        plot.scroll_into_view_if_needed()
+        box, seen = plot.bounding_box(), []
+        for part in (0.99, 0.7, 0.02):
+            spot = {"x": part * box["width"], "y": box["height"] / 2}
+            plot.tap(position=spot) if view == "phone" else plot.click(position=spot)
+            follow(it, state, "offset")
+            seen.append(state["offset"])
+        assert seen[0] == reach > seen[1] > seen[2] == -reach
+        # The curve is the library's: its heights are these dot products, to scale.
+        heights = it.node.locator("polyline.curve").evaluate("curve => [...curve.points].map(point => point.y)")
+        dots = [positions(it.data, {**state, "position": reach, "offset": k})["dot"] for k in range(-reach, reach + 1)]
+        assert torch.corrcoef(float64([heights, dots]))[0, 1] == pytest.approx(-1, abs=1e-6)
+        drag(it, it.node.locator("#slider-offset"), "offset", state, -reach, reach, follow)
+        drag(it, it.node.locator("#slider-position"), "position", state, 0, it.data["max_position"], follow)
+
+
+# --- the beam ----------------------------------------------------------------------------
+
+
+def grown(it, state):
+    "The numbers are those on paper, and so is what became of each hypothesis, and the answer."
+    it.agrees(state)
+    logp, fate, score, best, _, over = searched(it.data, state)
+    boxes = it.node.locator(".tree > div").evaluate_all("boxes => boxes.map(box => [box.firstChild.textContent, box.innerText])")
+    for path, (token, text) in zip(tree(it.data), boxes, strict=True):
+        found = re.findall("kept|live|cut|score", text.removeprefix(token))
+        assert token == path[-1] and found == ([fate[path]] if path in fate else []), (path, text, state)
+    assert it.node.locator(".answer").count() == over == it.node.locator("[data-value=answer]").is_visible()
+    said = it.text("reading")
+    if state["step"]:
+        n = max(len(path) for path in logp)
+        assert f"step {n}" in said.lower() and ("ended" in said) == (n < state["step"]), said
+        for path in fate:
+            assert (f"“{' '.join(path)}”" in said) == (len(path) == n and fate[path] != "cut"), (path, said)
+    if over:
+        assert it.text("answer") == " ".join([it.data["start"], *(token for token in best if token != it.data["end"])])
+
+
+@those("beam-tree")
+def test_beam_tree_by_keyboard(figure, page_name):
+    it = figure(page_name, "beam-tree")
+    state = {"beam": it.data.get("beam", 1), "alpha": it.data.get("alpha", 0), "step": it.data.get("step", 0)}
+    grown(it, state)
+    it.enter()
+    choices = {"beam": range(1, 5), "step": range(it.data["max_len"] + 1), "alpha": [i / 10 for i in range(21)]}
+    for name, values in choices.items():
+        steps(it, it.node.locator(f"#slider-{name}"), name, state, values)
+        grown(it, state)
+        it.press("Tab")
+    assert it.node.locator("[data-value=reading]").get_attribute("aria-live") == "polite"
+
+
+@those("beam-tree")
+@pytest.mark.parametrize("view", ["light", "phone"])
+def test_beam_tree_grows_as_on_paper(figure, page_name, view):
+    it, answers = figure(page_name, "beam-tree", view), {}
+    longest = it.data["max_len"]
+    for beam in range(1, 5):
+        it.node.locator("#slider-beam").fill(str(beam - 1))
+        for alpha in (0, 1.2) if view == "light" else (0,):
+            it.node.locator("#slider-alpha").fill(str(round(10 * alpha)))
+            for step in range(longest + 1):
+                it.node.locator("#slider-step").fill(str(step))
+                grown(it, {"beam": beam, "alpha": alpha, "step": step})
+            answers[beam, alpha] = it.shown()["chance"][0]
+    assert answers[2, 0] > answers[1, 0], "the lesson: greedy misses what a beam of two finds"
+    overlaps = it.node.locator(".tree > .box").evaluate_all("""boxes => boxes.map(box => box.getBoundingClientRect()).filter((a, i, all) => all.some((b, j) =>
+        i < j && a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)).length""")
+    assert not overlaps
+
+
 # --- data that no figure can show --------------------------------------------------------
 
 NEAR = {"distances": [1, 2], "curves": [{"label": "RNN", "kind": "rnn", "gain": 0.9, "influence": [1, 0.1]}]}
 MASK = {"tokens": ["a", "b"], "scores": [[0, 1], [1, 0]], "real": 2, "causal": True, "window": 0, "query": 0}
 HEADS = {"texts": [{"tokens": ["a", "b"], "heads": [[[1, 0], [0.5, 0.5]]]}], "names": ["one"], "text": 0, "head": 0, "query": 1}
+
+CLOCKS = {"d": 4, "max_position": 9, "max_offset": 5, "position": 3, "offset": -3}
+BEAM = {"tokens": [".", "a", "b"], "end": ".", "start": "", "max_len": 2, "table": {"": {"a": 0.7, "b": 0.3}, "a": {".": 1}, "b": {"a": 0.5, ".": 0.5}}}
 
 
 @pytest.mark.parametrize("name, data, complaint", [
@@ -569,6 +798,21 @@ HEADS = {"texts": [{"tokens": ["a", "b"], "heads": [[[1, 0], [0.5, 0.5]]]}], "na
     ("head-explorer", {**HEADS, "query": 2}, "no index"),
     ("head-explorer", {**HEADS, "texts": [{"tokens": ["a", "b"], "heads": [[[1, 0.5], [0.5, 0.5]]]}]}, "sum to 1"),
     ("head-explorer", {**HEADS, "texts": [{"tokens": ["a", "b"], "heads": [[[0, 1], [0, 1]]]}], "causal": True}, "looks ahead"),
+    ("positions", CLOCKS, None),
+    ("positions", {**CLOCKS, "d": 5}, "must be even"),
+    ("positions", {**CLOCKS, "offset": -4}, "whole number from -3 to 5"),
+    ("positions", {**CLOCKS, "q": [1, 2, 3, 4]}, "“k” must be a list"),
+    ("positions", {**CLOCKS, "q": [0] * 4, "k": [0] * 4, "kind": "rotary", "base": 50}, None),
+    ("positions", {**CLOCKS, "kind": "rotary"}, "with “q” and “k”"),
+    ("positions", {**CLOCKS, "bases": [100, 10]}, "must be above 0 and rise"),
+    ("positions", {**CLOCKS, "bases": [10, 100], "base": 20}, "one of the bases"),
+    ("beam-tree", BEAM, None),
+    ("beam-tree", {**BEAM, "max_len": 3}, "no row for “b a”"),
+    ("beam-tree", {**BEAM, "end": "?"}, "holds the “end”"),
+    ("beam-tree", {**BEAM, "beam": 5}, "whole number from 1 to 4"),
+    ("beam-tree", {**BEAM, "alpha": 0.55}, "one of 0, 0.1"),
+    ("beam-tree", {**BEAM, "table": {**BEAM["table"], "a": {".": 0.9}}}, "must sum to 1"),
+    ("beam-tree", {**BEAM, "table": {**BEAM["table"], "a": {"?": 1}}}, "is not in “tokens”"),
 ])
 def test_bad_data_is_named_in_the_figure(contexts, name, data, complaint):
     page = contexts("light").new_page()
