@@ -19,6 +19,8 @@ from attention_course.masking import (
     causal_mask, combine_masks, document_mask, fused_attention, padding_mask, prefix_mask, to_additive, window_mask,
 )
 from attention_course.multi_head import MultiHeadAttention
+from attention_course.positions import RotaryPositions, reorder_rotary
+from attention_course.transformer import KVCache
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 HALVES = (torch.float16, torch.bfloat16)
@@ -256,7 +258,7 @@ def alone(q, k, v, mask=None, **options):
     return torch.stack(heads).reshape(b, h, n_q, v.shape[-1]) if heads else fused(q, k, v, mask, **options)
 
 
-def identity_module(q, k, v, *, fused=False, cross=False, attend=None, dropout=0.0):
+def identity_module(q, k, v, *, fused=False, cross=False, attend=None, dropout=0.0, rotary=None):
     """A module whose projections hand q, k and v on unchanged, with its inputs, x and context.
 
     Self-attention over x = [q | k | v], of which each matrix selects its part; with other lengths or for `cross`, cross-attention.
@@ -264,7 +266,7 @@ def identity_module(q, k, v, *, fused=False, cross=False, attend=None, dropout=0
     h, kv, d = q.shape[1], k.shape[1], q.shape[-1]
     queries, keys, values = (rearrange(x, "b h n d -> b n (h d)") for x in (q, k, v))
     sizes = [h * d, kv * d, kv * d]
-    options = dict(n_kv_heads=kv, d_head=d, fused=fused, attend=attend, dropout=dropout)
+    options = dict(n_kv_heads=kv, d_head=d, fused=fused, attend=attend, dropout=dropout, rotary=rotary)
     if cross:
         layer = MultiHeadAttention(h * d, h, d_context=2 * kv * d, **options)
         x, context = queries, torch.cat([keys, values], dim=-1)
@@ -318,6 +320,108 @@ def averaged(run, q, k, v, mask=None, **options):
     return (weights @ v[:, served].to(weights.dtype)).to(q.dtype)
 
 
+def pieces(past, n, causal, steps):
+    "Cuts for n positions, of which the first `past` are only remembered: anywhere if the future is hidden, else the rest is one piece."
+    if steps and causal:
+        return [0, *range(past, n + 1)] if past else [*range(n + 1)]
+    wanted = [0, n // 5, n // 5 + 1, n // 2, past, n] if causal else [0, past // 3, past, n]
+    return sorted(cut for cut in set(wanted) if cut <= past or causal or cut == n)
+
+
+def part(mask, start, end, past):
+    "Of a mask, the rows of queries start to end (of all positions), and the keys before `end`."
+    if mask is None or not mask.ndim:
+        return mask
+    mask = mask[..., start - past : end - past, :] if mask.ndim > 1 and mask.shape[-2] != 1 else mask
+    return mask if mask.shape[-1] == 1 else mask[..., :end]
+
+
+def turned_back(x, interleaved, width, base=10000.0):
+    "Each pair of columns turned by minus its angle, in double precision, so that `RotaryPositions` turns it to where it was."
+    angles = torch.arange(x.shape[-2], dtype=torch.float64)[:, None] * base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    first, second = (slice(0, width, 2), slice(1, width, 2)) if interleaved else (slice(0, width // 2), slice(width // 2, width))
+    z = torch.complex(x[..., first].double(), x[..., second].double()) * torch.polar(torch.ones_like(angles), -angles)
+    turned = torch.stack([z.real, z.imag], dim=-1 if interleaved else -2).flatten(-2)
+    return torch.cat([turned.to(x.dtype), x[..., width:]], dim=-1)
+
+
+def remembered(
+    q, k, v, mask=None, *, causal=False, window=None, dropout_p=0.0, training=True,
+    steps=False, fused=False, rotary=None, convert=lambda layer: layer, weights=False,
+):
+    """Self-attention by a `MultiHeadAttention` that meets its sequence in several pieces and remembers the earlier ones in a `KVCache`.
+
+    Positions that only have keys come first; those that only have a query get a key that is hidden. With `rotary`, a layout, queries
+    and keys are turned back beforehand, in float32 at least.
+    """
+    (n_q, d), n_k = q.shape[-2:], k.shape[-2]
+    n, past, more, dtype = max(n_q, n_k), max(n_k - n_q, 0), max(n_q - n_k, 0), q.dtype
+    if more:
+        mask = torch.ones(n_k, dtype=torch.bool) if mask is None else mask.expand(*mask.shape[:-1], n_k)
+        mask = F.pad(mask, (more, 0), value=False if mask.dtype == torch.bool else -math.inf)
+    q, k, v = F.pad(q, (0, 0, past, 0)), *(F.pad(x, (0, 0, more, 0)) for x in (k, v))
+    width = d // 2 * 2
+    if not width:
+        rotary = None  # a single column cannot turn
+    if rotary:
+        wide = torch.promote_types(dtype, torch.float32)
+        q, k = (turned_back(x.to(wide), rotary == "interleaved", width) for x in (q, k))
+        v, rotary = v.to(wide), RotaryPositions(d, interleaved=rotary == "interleaved", d_rotary=width)
+    attend = None if window is None else partial(fused_attention, window=window)
+    layer, x, _ = identity_module(q, k, v, fused=fused, attend=attend, dropout=dropout_p, rotary=rotary)
+    layer, cuts, results = convert(layer).train(training), pieces(past, n, causal, steps), []
+    cache = KVCache() if len(cuts) > 2 else None
+    for start, end in itertools.pairwise(cuts if n else [0, 0]):
+        seen = part(mask, start, end, past) if start >= past else None
+        results.append(layer(x[:, start:end], mask=seen, causal=causal, cache=cache, return_weights=weights))
+    rows = [result[0] if weights else result for result in results]
+    output = torch.cat(rows, dim=1)[:, past:, : q.shape[1] * d]
+    output = rearrange(output, "b n (h d) -> b h n d", h=q.shape[1]).to(dtype)
+    if not weights:
+        return output
+    shares = torch.cat([F.pad(result[1], (0, n - result[1].shape[-1])) for result in results], dim=-2)
+    return output, shares[..., past:, more:]
+
+
+def context_remembered(q, k, v, mask=None, *, causal=False, window=None, dropout_p=0.0, training=True, fused=False):
+    "Attention to a context, the queries in several pieces: its keys and values are computed for the first and remembered."
+    n_q, n_k, mask = q.shape[-2], k.shape[-2], folded(mask, q, k, causal, window)
+    layer, x, context = identity_module(q, k, v, fused=fused, cross=not fused, dropout=dropout_p)
+    cache, outputs, context = KVCache(), [], x if context is None else context
+    for start, end in itertools.pairwise(sorted({0, n_q // 3, n_q // 2, n_q}) if n_q else [0, 0]):
+        own = mask if mask is None or mask.ndim < 2 or mask.shape[-2] == 1 else mask[..., start:end, :]
+        outputs.append(layer.train(training)(x[:, start:end], context, own, cache=cache))
+        context = torch.full_like(context, math.nan)  # nothing more is read from it
+    output = torch.cat(outputs, dim=1)[..., : q.shape[1] * q.shape[-1]]
+    return rearrange(output, "b n (h d) -> b h n d", h=q.shape[1])
+
+
+def reordered(layer):
+    "The other rotary layout, and weights to go with it."
+    if layer.rotary is not None:
+        to, width = "half-split" if layer.rotary.interleaved else "interleaved", layer.rotary.d_rotary
+        layer.rotary = RotaryPositions(layer.d_head, interleaved=to == "interleaved", d_rotary=width)
+        with torch.no_grad():
+            for projection, heads in ((layer.w_q, layer.n_heads), (layer.w_k, layer.n_kv_heads)):
+                for parameter in (projection.weight, projection.bias):
+                    parameter.copy_(reorder_rotary(parameter, heads, to=to, d_rotary=width))
+    return layer
+
+
+def all_groups(layer):
+    "As many key/value heads as heads, those of a group alike."
+    options = dict(d_head=layer.d_head, d_context=layer.d_context, dropout=layer.dropout, attend=layer.attend)
+    full = MultiHeadAttention(layer.d_model, layer.n_heads, **options).to(layer.w_o.weight)
+    served = [head * layer.n_kv_heads // layer.n_heads for head in range(layer.n_heads)]
+    with torch.no_grad():
+        for name, parameter in full.named_parameters():
+            own = layer.get_parameter(name)
+            if name[:3] in ("w_k", "w_v"):
+                own = own.unflatten(0, (layer.n_kv_heads, layer.d_head))[served].flatten(0, 1)
+            parameter.copy_(own)
+    return full
+
+
 def to_torch_and_back(layer):
     return MultiHeadAttention.from_torch(layer.to_torch())
 
@@ -345,6 +449,7 @@ class Variant:
     weights: Callable | None = None  # as run, but returns (output, weights)
     ours: bool = True
     thorough: bool = True  # every two settings meet, as masks and lengths; else every one is met
+    whole: bool = True  # takes inputs and masks as they are; else in pieces, which errors name and whose gradients add up
     lengths: tuple = LENGTHS
     heads: tuple = HEADS
     widths: tuple = WIDTHS
@@ -365,6 +470,7 @@ NOT_OURS = "its authors decide what happens here"
 BLIND = ("all_padding", "blind_row", "bias_-inf", "combination")  # some query sees nothing
 narrower = tuple(min(x, (32, 32)) for x in WIDTHS)
 of_module = dict(features=("grouped",), lacks=NO_ARGUMENT, widths=narrower)
+in_pieces = dict(**of_module, thorough=False, whole=False)
 without_grouped = dict(widths=narrower, lacks={**NO_ARGUMENT, "grouped": r"n_kv_heads=1 with n_heads=2 has no counterpart"})
 
 VARIANTS = [
@@ -373,18 +479,26 @@ VARIANTS = [
     Variant("einsum_weights", partial(averaged, einsum), features=FEATURES, thorough=False),
     Variant("fused", fused, features=FEATURES),
     Variant("fused_repeated", repeated, features=FEATURES, thorough=False),
-    Variant("fused_alone", alone, features=FEATURES, thorough=False),
+    Variant("fused_alone", alone, features=FEATURES, thorough=False, whole=False),
     Variant("module_split", module, **of_module),
     Variant("module_fused", partial(module, fused=True), **of_module),
     Variant("module_to_fused", partial(module, convert=MultiHeadAttention.fuse), **of_module, thorough=False),
     Variant("module_to_split", partial(module, fused=True, convert=MultiHeadAttention.split), **of_module, thorough=False),
     Variant("module_cross", partial(module, cross=True), **of_module, thorough=False),
-    Variant("module_alone", partial(module, batch=False), **of_module, thorough=False),
+    Variant("module_alone", partial(module, batch=False), **of_module, thorough=False, whole=False),
     Variant("module_split_asked", partial(module, ask=True), **of_module, weights=partial(module, weights=True), thorough=False),
-    Variant("module_fused_asked", partial(module, fused=True, ask=True), **of_module, weights=partial(module, fused=True, weights=True)),
+    Variant("module_fused_asked", partial(module, fused=True, ask=True), **of_module, weights=partial(module, fused=True, weights=True), thorough=False),
     Variant("module_weights", partial(averaged, module), **of_module),
     Variant("module_attend_fused", partial(module, attend=fused_attention), **of_module, thorough=False),
     Variant("module_attend_einsum", partial(module, attend=einsum), **of_module, thorough=False),
+    Variant("module_all_groups", partial(module, convert=all_groups), **of_module, thorough=False),
+    Variant("module_cached", remembered, **in_pieces, weights=partial(remembered, weights=True)),
+    Variant("module_cached_fused", partial(remembered, fused=True), **in_pieces),
+    Variant("module_cached_steps", partial(remembered, steps=True), **in_pieces),
+    Variant("module_cached_context", context_remembered, **in_pieces),
+    Variant("module_rotary", partial(remembered, rotary="half-split"), **in_pieces),
+    Variant("module_rotary_interleaved", partial(remembered, rotary="interleaved"), **in_pieces),
+    Variant("module_rotary_reordered", partial(remembered, rotary="half-split", convert=reordered), **in_pieces),
     Variant("module_from_torch", partial(module, cross=True, convert=to_torch_and_back), **without_grouped, thorough=False),
     Variant(
         "nn.MultiheadAttention", peer, masks=tuple(mask for mask in MASKS if mask not in BLIND), ours=False,
