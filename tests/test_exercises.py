@@ -308,7 +308,103 @@ SLIPS = [
     ("multi_head.two_heads", lambda n: two_heads(n)[:3], "the four matrices"),
     ("multi_head.two_heads", lambda n: (torch.eye(n),) * 4, r"w_q has shape \(5, 5\); expected \(10, 10\)"),
     ("multi_head.two_heads", lambda n: (math.inf * torch.ones(2 * n, 2 * n),) * 4, "some numbers of w_q are not finite"),
+    # 06 transformer
+    ("transformer.rms_norm", lambda x, g, e: torch.nn.functional.layer_norm(x, x.shape[-1:], g, eps=e), "the mean is taken away: this norm leaves it"),
+    ("transformer.rms_norm", lambda x, g, e: g * x / (x.var(-1, keepdim=True, correction=0) + e).sqrt(), "in the root only"),
+    ("transformer.rms_norm", lambda x, g, e: g * x / (x.var(-1, keepdim=True) + e).sqrt(), "over d - 1 numbers"),
+    ("transformer.rms_norm", lambda x, g, e: g * x / (x.std(-1, keepdim=True) + e), "torch's std takes the mean away"),
+    ("transformer.rms_norm", lambda x, g, e: g * x / (x.square().mean(-1, keepdim=True).sqrt() + e), "eps stands under the root"),
+    ("transformer.rms_norm", lambda x, g, e: g * x / x.square().mean(-1, keepdim=True).sqrt(), "eps is missing"),
+    ("transformer.rms_norm", lambda x, g, e: x / (x.square().mean(-1, keepdim=True) + e).sqrt(), "gamma is missing"),
+    ("transformer.rms_norm", lambda x, g, e: g * x / (x.square().mean(-1, keepdim=True) + e), "divides by the mean itself"),
+    ("transformer.rms_norm", lambda x, g, e: g * x / (x.square().sum(-1, keepdim=True) + e).sqrt(), "d times too large"),
+    ("transformer.rms_norm", lambda x, g, e: g * x / (x.square().mean(1, keepdim=True) + e).sqrt(), "runs over the words"),
+    ("transformer.rms_norm", lambda x, g, e: g * x / (x.square().mean(0, keepdim=True) + e).sqrt(), "runs over the batch"),
+    ("transformer.rms_norm", lambda x, g, e: g * x / (x.square().mean((1, 2), keepdim=True) + e).sqrt(), "runs over the whole text"),
+    ("transformer.rms_norm", lambda x, g, e: g * x / (x.square().mean() + e).sqrt(), "runs over everything"),
+    ("transformer.parallel", lambda x, n, a, f: a(n(x)) + f(n(x)), "the residual is missing"),
+    ("transformer.parallel", lambda x, n, a, f: n(x) + a(n(x)) + f(n(x)), "you added to the normed x"),
+    ("transformer.parallel", lambda x, n, a, f: x + a(n(x)) + x + f(n(x)), "x is added twice"),
+    ("transformer.parallel", lambda x, n, a, f: x + a(n(x)) + f(n(x + a(n(x)))), "one after the other"),
+    ("transformer.parallel", lambda x, n, a, f: x + a(x) + f(x), "the norm is missing"),
+    ("transformer.parallel", lambda x, n, a, f: x + a(x) + f(n(x)), "attention has to read"),
+    ("transformer.parallel", lambda x, n, a, f: x + a(n(x)) + f(x), "the feed-forward part has to read"),
+    ("transformer.parallel", lambda x, n, a, f: n(x + a(x) + f(x)), "this is post-norm"),
+    ("transformer.parallel", lambda x, n, a, f: n(x + a(n(x)) + f(n(x))), "nothing is normed after the sum"),
+    ("transformer.parallel", lambda x, n, a, f: x + f(a(n(x))), "reads what attention made"),
+    ("transformer.parallel", lambda x, n, a, f: x + f(n(x)), "what attention makes is missing"),
+    ("transformer.parallel", lambda x, n, a, f: x + a(n(x)), "what the feed-forward part makes is missing"),
+    ("transformer.parallel", lambda x, n, a, f: x * a(n(x)), r"first difference at \[text 0, word 0, number 0\]"),
+    ("transformer.masks", lambda s, t, pad: three_masks(s, t, pad, decoder=lambda s, t, past: t.expand(-1, len(past), -1)), "it is not causal: a word may not see"),
+    ("transformer.masks", lambda s, t, pad: three_masks(s, t, pad, decoder=lambda s, t, past: past.expand(len(t), -1, -1)), "the decoder mask: the padding is not hidden"),
+    ("transformer.masks", lambda s, t, pad: three_masks(s, t, pad, decoder=lambda s, t, past: t & past.T), "the triangle lies the wrong way"),
+    ("transformer.masks", lambda s, t, pad: three_masks(s, t, pad, decoder=lambda s, t, past: t & past.tril(-1)), "a word may see itself, too"),
+    ("transformer.masks", lambda s, t, pad: three_masks(s, t, pad, decoder=lambda s, t, past: t.mT & past), r"the decoder mask: you hid padded queries"),
+    ("transformer.masks", lambda s, t, pad: three_masks(s, t, pad, encoder=lambda s, t, past: s & torch.ones(s.shape[-1], s.shape[-1]).tril().bool()), "the encoder reads both ways"),
+    ("transformer.masks", lambda s, t, pad: three_masks(s, t, pad, encoder=lambda s, t, past: torch.ones(len(s), s.shape[-1], s.shape[-1]).bool()), "the encoder mask: the padding is not hidden"),
+    ("transformer.masks", lambda s, t, pad: three_masks(s, t, pad, encoder=lambda s, t, past: s.mT.expand(-1, -1, s.shape[-1])), "the encoder mask: you hid padded queries"),
+    ("transformer.masks", lambda s, t, pad: three_masks(s, t, pad, encoder=lambda s, t, past: s), r"the encoder mask has shape \(2, 1, 5\); expected \(2, 5, 5\)"),
+    ("transformer.masks", lambda s, t, pad: three_masks(s, t, pad, cross=lambda s, t, past: t.mT.expand(-1, -1, s.shape[-1])), "it hides padding of the target; what is asked is the source$"),
+    ("transformer.masks", lambda s, t, pad: three_masks(s, t, pad, cross=lambda s, t, past: s.mT.expand(-1, -1, t.shape[-1])), "yours is turned around"),
+    ("transformer.masks", lambda s, t, pad: three_masks(s, t, pad, cross=lambda s, t, past: torch.ones(len(s), t.shape[-1], s.shape[-1]).bool()), "the padding of the source is not hidden"),
+    ("transformer.masks", lambda s, t, pad: three_masks(s, t, pad, cross=lambda s, t, past: s & torch.ones(t.shape[-1], s.shape[-1]).tril().bool()), "the whole source may be seen"),
+    ("transformer.masks", lambda s, t, pad: three_masks(s, t, pad, cross=lambda s, t, past: (s if s.shape != t.shape else t).expand(-1, t.shape[-1], -1)), "even if the lengths agree"),
+    ("transformer.masks", lambda s, t, pad: three_masks(s, t, pad, cross=lambda s, t, past: s.expand(-1, t.shape[-1], -1) if s.shape != t.shape else t & past), "the source may be seen as a whole"),
+    ("transformer.masks", lambda s, t, pad: [~m for m in three_masks(s, t, pad)], "yours is the opposite"),
+    ("transformer.masks", lambda s, t, pad: [m.int() for m in three_masks(s, t, pad)], "the encoder mask is not boolean"),
+    ("transformer.masks", lambda s, t, pad: three_masks(s, t, 0), "with 5 source and 3 target words, pad = 9"),
+    ("transformer.masks", lambda s, t, pad: three_masks(s, t, pad, cross=lambda s, t, past: s.expand(-1, t.shape[-1], -1).roll(1, -1)), "the cross mask is wrong: in text 1, query 0 may see key 0"),
+    ("transformer.masks", lambda s, t, pad: three_masks(s, t, pad)[:2], "it returned 2 things"),
+    ("transformer.masks", lambda s, t, pad: torch.ones(3), "it returned a Tensor; expected three masks"),
+    ("transformer.masks", lambda s, t, pad: s.nothing, "it raised AttributeError"),
+    ("transformer.count", lambda V, d, f, n: parameters(V, d, f, n) - 2 * d, "norms at the end of the two stacks are missing"),
+    ("transformer.count", lambda V, d, f, n: parameters(V, d, f, n) - d, "at the end of both stacks"),
+    ("transformer.count", lambda V, d, f, n: parameters(V, d, f, n) - 2 * n * d * f, "three matrices; you counted two"),
+    ("transformer.count", lambda V, d, f, n: parameters(V, d, f, n) - 4 * n * d * d, "two attentions; you counted one"),
+    ("transformer.count", lambda V, d, f, n: parameters(V, d, f, n) - n * (4 * d * d + d), "you counted one and two"),
+    ("transformer.count", lambda V, d, f, n: parameters(V, d, f, n) - n * d, "three norms; you counted two"),
+    ("transformer.count", lambda V, d, f, n: parameters(V, d, f, n) + V * d, "you counted two$"),
+    ("transformer.count", lambda V, d, f, n: parameters(V, d, f, n) + 2 * V * d, "you counted three$"),
+    ("transformer.count", lambda V, d, f, n: parameters(V, d, f, n) - V * d, "the embedding is missing"),
+    ("transformer.count", lambda V, d, f, n: parameters(V, d, f, n) - (5 * n + 2) * d, "the norms are missing"),
+    ("transformer.count", lambda V, d, f, n: parameters(V, d, f, n) + (5 * n + 2) * d, "has only its scale"),
+    ("transformer.count", lambda V, d, f, n: parameters(V, d, f, n) - 3 * n * d * d, "with W_o; you counted three"),
+    ("transformer.count", lambda V, d, f, n: parameters(V, d, f, n) - 2 * n * d * f - 2 * d, "three matrices, and the norms at the end"),
+    ("transformer.count", lambda V, d, f, n: n * (4 * d * d + 3 * d * f + 2 * d) + d + V * d, "the encoder only"),
+    ("transformer.count", lambda V, d, f, n: parameters(V, d, f, 1), "there are n_layers"),
+    ("transformer.count", lambda V, d, f, n: 7, "for vocab_size = 11, d_model = 4, d_ff = 6, n_layers = 1: it returned 7; expected"),
+    ("transformer.maximum", lambda: maximum([[1.0, -1], [0, 1]], [1.0, 1]), "so bring -x1 through, too"),
+    ("transformer.maximum", lambda: maximum([[1.0, 0], [-1, 1]], [1.0, 1]), "so bring -x2 through, too"),
+    ("transformer.maximum", lambda: maximum([[-1.0, 0, 0], [1, 1, -1]], [-1.0, 1, -1]), "the smaller of the two"),
+    ("transformer.maximum", lambda: maximum([[1.0, 0], [0, 1]], [1.0, 1]), "the sum of the positive parts"),
+    ("transformer.maximum", lambda: maximum([[1.0, -1], [-1, 1]], [1.0, 1]), "the distance of the two"),
+    ("transformer.maximum", lambda: maximum([[1.0, 0, 0], [-1, 1, -1]], [1.0, 1, 1]), r"for x1 = -1, x2 = -2 it gives 3; expected -1"),
+    ("transformer.maximum", lambda: [p.T if i == 0 else p for i, p in enumerate(maximum([[1.0, 0, 0], [-1, 1, -1]], [1.0, 1, -1]))], "one row for each input"),
+    ("transformer.maximum", lambda: maximum([[1.0, 0, 0], [-1, 1, -1]], [1.0, 1, -1])[:3], r"expected the four \(w_1, b_1, w_2, b_2\)"),
+    ("transformer.maximum", lambda: [p[:2] if i == 1 else p for i, p in enumerate(maximum([[1.0, 0, 0], [-1, 1, -1]], [1.0, 1, -1]))], r"w_1 has 3 columns, so b_1 must have shape \(3,\); it has \(2,\)"),
 ]
+
+
+# --- 06 transformer: three masks of which one may be wrong, the right count, and a feed-forward network
+
+
+def three_masks(src, tgt, pad, encoder=None, decoder=None, cross=None):
+    s, t = (src != pad)[:, None], (tgt != pad)[:, None]
+    past = torch.ones(tgt.shape[1], tgt.shape[1]).tril().bool()
+    return (
+        encoder(s, t, past) if encoder else s.expand(-1, src.shape[1], -1),
+        decoder(s, t, past) if decoder else t & past,
+        cross(s, t, past) if cross else s.expand(-1, tgt.shape[1], -1),
+    )
+
+
+def parameters(V, d, f, n):
+    return n * (12 * d * d + 6 * d * f + 5 * d) + 2 * d + V * d
+
+
+def maximum(w_1, w_2):
+    w_1, w_2 = torch.tensor(w_1), torch.tensor(w_2)[:, None]
+    return w_1, torch.zeros(len(w_2)), w_2, torch.zeros(1)
 
 
 # --- 01 recurrence: the pieces of wrong attempts, and a memory that is one unit
