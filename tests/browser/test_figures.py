@@ -12,6 +12,7 @@ import torch
 from attention_course import attention_entropy, interactive, scaled_dot_product_attention
 from attention_course.masking import causal_mask, padding_mask, window_mask
 from attention_course.positions import RotaryPositions, sinusoidal_encoding
+from attention_course.translation import BOS, EOS, beam_search
 
 from .conftest import CONTENTS, ROOT, cells
 
@@ -735,6 +736,56 @@ def grown(it, state):
             assert (f"“{' '.join(path)}”" in said) == (len(path) == n and fate[path] != "cut"), (path, said)
     if over:
         assert it.text("answer") == " ".join([it.data["start"], *(token for token in best if token != it.data["end"])])
+
+
+class Scripted(torch.nn.Module):
+    "A model that says what the table says."
+
+    def __init__(self, data):
+        super().__init__()
+        self.table, self.words = data["table"], {EOS: data["end"]}
+        self.words |= dict(enumerate((token for token in data["tokens"] if token != data["end"]), start=4))
+
+    def padding(self, src):
+        return None
+
+    def encode(self, src, src_mask=None):
+        return src[..., None].double()
+
+    def new_cache(self):
+        raise AssertionError("not asked for")
+
+    def decode(self, tgt, memory, memory_mask=None, tgt_mask=None, *, cache=None, positions=None):
+        logits = torch.full((*tgt.shape, 4 + len(self.words)), -math.inf, dtype=torch.float64)
+        for row, ids in zip(logits[:, -1], tgt.tolist()):
+            assert ids[0] == BOS
+            row[EOS] = 0.0      # for what has ended and only fills the batch
+            if EOS not in ids:
+                probabilities = self.table[" ".join(self.words[i] for i in ids[1:])]
+                row[list(self.words)] = float64([probabilities.get(word, 0) for word in self.words.values()]).log()
+        return logits
+
+
+@those("beam-tree")
+def test_the_beam_on_paper_is_the_librarys(figure, page_name):
+    data = figure(page_name, "beam-tree").data
+    model, longest = Scripted(data), data["max_len"]
+
+    def search(**options):
+        found = beam_search(model, torch.tensor([[4, EOS]]), use_cache=False, **options)[0]
+        return {tuple(model.words[i] for i in hypothesis.ids): hypothesis for hypothesis in found}
+
+    for beam in range(1, 5):
+        for alpha in (0.0, 0.6, 1.1, 1.2, 2.0):
+            state = {"beam": beam, "alpha": alpha, "step": longest}
+            logp, fate, score, best, _, over = searched(data, state)
+            assert over
+            ((path, hypothesis),) = search(beam=beam, alpha=alpha, max_len=longest).items()
+            assert path == best and hypothesis.score == pytest.approx(score[best]) and hypothesis.log_probability == pytest.approx(logp[best])
+            # What stays at each step: what the library has after so many tokens, if it is asked for all.
+            for n in range(1, max(map(len, fate)) + 1):
+                stays = {path: hypothesis.log_probability for path, hypothesis in search(beam=beam, alpha=alpha, n_best=99, max_len=n).items() if len(path) == n}
+                assert stays == pytest.approx({path: logp[path] for path in fate if len(path) == n and fate[path] != "cut"}), (state, n)
 
 
 @those("beam-tree")
