@@ -28,6 +28,11 @@ _PUBLIC = {
         "Decoder", "DecoderLayer", "Encoder", "EncoderLayer", "FeedForward", "KVCache", "Transformer",
         "TransformerConfig",
     ),
+    "translation": (
+        "Hypothesis", "Vocabulary", "beam_search", "bleu", "collate", "cross_attention_maps", "date_examples", "date_pairs",
+        "fit", "greedy_decode", "keep_likely", "label_smoothed_loss", "load_checkpoint", "load_model", "load_multi30k",
+        "noam_schedule", "sample", "save_checkpoint", "token_batches", "train_vocabulary", "validation_loss",
+    ),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 
@@ -39,6 +44,7 @@ if TYPE_CHECKING:  # for editors and type checkers, to which the lazy half would
     from .recurrence import *
     from .toolkit import *
     from .transformer import *
+    from .translation import *
 else:
     __all__ = sorted(_HOME)
 
