@@ -29,9 +29,10 @@ _PUBLIC = {
         "TransformerConfig",
     ),
     "translation": (
-        "Hypothesis", "Vocabulary", "beam_search", "bleu", "collate", "cross_attention_maps", "date_examples", "date_pairs",
-        "fit", "greedy_decode", "keep_likely", "label_smoothed_loss", "load_checkpoint", "load_model", "load_multi30k",
-        "noam_schedule", "sample", "save_checkpoint", "token_batches", "train_vocabulary", "validation_loss",
+        "Hypothesis", "RECIPES", "Vocabulary", "beam_search", "bleu", "collate", "cross_attention_maps", "date_examples",
+        "date_pairs", "fit", "greedy_decode", "keep_likely", "label_smoothed_loss", "load_checkpoint", "load_model",
+        "load_multi30k", "load_translator", "noam_schedule", "sample", "save_checkpoint", "token_batches",
+        "train_translator", "train_vocabulary", "translate", "validation_loss",
     ),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
