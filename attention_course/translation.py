@@ -1553,42 +1553,41 @@ _SEED = _number(int, "a whole number from 0", lambda n: n >= 0)
 
 
 def _parser() -> argparse.ArgumentParser:
-    defaults = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(
         prog="python -m attention_course.translation", description="Train a Transformer to translate, and use it."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="train|evaluate|translate")
 
-    train = commands.add_parser("train", help="from sentences to a model", formatter_class=defaults)
-    train.add_argument("--out", metavar="FOLDER", default="translator", help="where the model is kept; a training that is there goes on")
-    train.add_argument("--task", choices=("multi30k", "dates"), default="multi30k", help="German to English, or dates to ISO form")
+    train = commands.add_parser("train", help="from sentences to a model")
+    train.add_argument("--out", metavar="FOLDER", default="translator", help="where the model is kept; a training that is there goes on (%(default)s)")
+    train.add_argument("--task", choices=("multi30k", "dates"), default="multi30k", help="German to English, or dates to ISO form (%(default)s)")
     train.add_argument("--recipe", choices=list(RECIPES), help="sizes and schedule (default: cpu, or dates)")
     train.add_argument("--data", metavar="FOLDER", help=f"where Multi30k is (default: ${_MULTI30K_FOLDER}, else it is downloaded)")
     stop = train.add_mutually_exclusive_group()
     stop.add_argument("--epochs", type=_COUNT, metavar="N", help="passes through the sentences (default: the recipe's)")
     stop.add_argument("--steps", type=_COUNT, metavar="N", help="or updates")
     stop.add_argument("--minutes", type=_POSITIVE, metavar="X", help="or time")
-    train.add_argument("--seed", type=_SEED, default=0, metavar="N", help="of weights, batches and dropout")
+    train.add_argument("--seed", type=_SEED, default=0, metavar="N", help="of weights, batches and dropout (%(default)s)")
     train.set_defaults(run=_run_train)
 
-    evaluate = commands.add_parser("evaluate", help="BLEU, or for dates the share that is right", formatter_class=defaults)
-    evaluate.add_argument("--split", choices=("test", "val"), default="test", help="which sentences")
+    evaluate = commands.add_parser("evaluate", help="BLEU, or for dates the share that is right")
+    evaluate.add_argument("--split", choices=("test", "val"), default="test", help="which sentences (%(default)s)")
     evaluate.add_argument("--data", metavar="FOLDER", help="where Multi30k is, as for train")
     evaluate.add_argument("--output", metavar="FILE", help="also write the translations there, a line each")
     evaluate.set_defaults(run=_run_evaluate)
 
-    translating = commands.add_parser("translate", help="texts given here, or lines of standard input", formatter_class=defaults)
+    translating = commands.add_parser("translate", help="texts given here, or lines of standard input")
     translating.add_argument("texts", nargs="*", metavar="TEXT", help="sentences (none: standard input, a line each)")
     translating.set_defaults(run=_run_translate)
     for command in (evaluate, translating):
-        command.add_argument("--model", metavar="FOLDER", default="translator", help="what train made")
-        command.add_argument("--beam", type=_COUNT, default=4, metavar="N", help="width of the beam; 1 is greedy")
-        command.add_argument("--alpha", type=_ALPHA, default=1.0, metavar="X", help="score = log-probability / length ** alpha")
+        command.add_argument("--model", metavar="FOLDER", default="translator", help="what train made (%(default)s)")
+        command.add_argument("--beam", type=_COUNT, default=4, metavar="N", help="width of the beam; 1 is greedy (%(default)s)")
+        command.add_argument("--alpha", type=_ALPHA, default=1.0, metavar="X", help="score = log-probability / length ** alpha (%(default)s)")
     translating.add_argument("--sample", action="store_true", help="draw at random, in place of the beam")
-    translating.add_argument("--temperature", type=_POSITIVE, default=1.0, metavar="X", help="with --sample: below 1 bolder for the likely")
+    translating.add_argument("--temperature", type=_POSITIVE, default=1.0, metavar="X", help="with --sample: below 1 bolder for the likely (%(default)s)")
     translating.add_argument("--top-k", type=_COUNT, metavar="N", help="with --sample: among the likeliest only")
     translating.add_argument("--top-p", type=_SHARE, metavar="X", help="with --sample: among the fewest with this share")
-    translating.add_argument("--seed", type=_SEED, default=0, metavar="N", help="with --sample")
+    translating.add_argument("--seed", type=_SEED, default=0, metavar="N", help="with --sample (%(default)s)")
     for command in (train, evaluate, translating):
         command.add_argument("--device", metavar="NAME", help="cpu, cuda, … (default: a GPU if there is one)")
         command.add_argument("--threads", type=_COUNT, metavar="N", help="of the CPU (default: torch's choice)")
