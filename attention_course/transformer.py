@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -143,9 +144,7 @@ class EncoderLayer(nn.Module):
         positions: Integer[Tensor, "*p n"] | None = None,  # for `rotary`
     ) -> Float[Tensor, "batch n d_model"]:
         "Attend, then transform each position."
-        def attend(y):
-            return self.attention(y, mask=mask, causal=causal, cache=cache, positions=positions)
-
+        attend = partial(self.attention, mask=mask, causal=causal, cache=cache, positions=positions)
         x = _join(self, x, self.norm_attention, attend)
         return _join(self, x, self.norm_feed_forward, self.feed_forward)
 
@@ -276,12 +275,8 @@ class DecoderLayer(nn.Module):
         positions: Integer[Tensor, "*p n"] | None = None,  # for `rotary`
     ) -> Float[Tensor, "batch n d_model"]:
         "Attend to the past, then to the memory, then transform each position."
-        def look_back(y):
-            return self.attention(y, mask=mask, causal=True, cache=cache, positions=positions)
-
-        def look_across(y):
-            return self.cross_attention(y, memory, memory_mask, cache=memory_cache)
-
+        look_back = partial(self.attention, mask=mask, causal=True, cache=cache, positions=positions)
+        look_across = partial(self.cross_attention, context=memory, mask=memory_mask, cache=memory_cache)
         x = _join(self, x, self.norm_attention, look_back)
         x = _join(self, x, self.norm_cross_attention, look_across)
         return _join(self, x, self.norm_feed_forward, self.feed_forward)
@@ -427,7 +422,7 @@ def _per_layer(cache, layers, each: int) -> list:
     return [tuple(cache[i : i + each]) for i in range(0, len(cache), each)]
 
 
-def _distance_bias(attention: MultiHeadAttention, x: Tensor, cache) -> Float[Tensor, "h n_q n_k"]:
+def _distance_bias(attention: MultiHeadAttention, x: Tensor, cache) -> Float[Tensor, "1 h n_q n_k"]:
     past = cache[0].length if cache else 0
     wide = torch.promote_types(x.dtype, torch.float32)
     return alibi_bias(attention.n_heads, x.shape[-2], past + x.shape[-2], dtype=wide, device=x.device)[None]
@@ -638,9 +633,9 @@ class Transformer(nn.Module):
         tgt_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,  # as in `decode`
     ) -> Float[Tensor, "batch n_t vocab"]:  # logits: row t is about token t + 1
         "Encode, then decode."
-        if src_mask is None:
-            src_mask = self.padding(src)
-        return self.decode(tgt, self.encode(src, src_mask), src_mask, tgt_mask)
+        memory = self.encode(src, src_mask)
+        memory_mask = self.padding(src) if src_mask is None else src_mask
+        return self.decode(tgt, memory, memory_mask, tgt_mask)
 
     def encode(
         self,
@@ -681,9 +676,9 @@ class Transformer(nn.Module):
         past = cache[0].length if cache else 0
         if cache is not None and positions is None:
             positions = torch.arange(past, past + tgt.shape[-1], device=tgt.device)
+        y, positions = self.embed(tgt, source=False, positions=positions)
         if cache is None and tgt_mask is None:
             tgt_mask = self.padding(tgt)
-        y, positions = self.embed(tgt, source=False, positions=positions)
         return self.decoder(y, memory, tgt_mask, memory_mask, cache=cache, positions=self._turning(positions))
 
     def unembed(self, h: Float[Tensor, "*b d_model"]) -> Float[Tensor, "*b vocab"]:
