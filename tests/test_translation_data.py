@@ -434,7 +434,7 @@ def other_process(code, server):
 def test_killed_while_a_file_comes_in_nothing_is_left_of_it(server):
     server.modes["val.de.gz"] = "stalled"
     process = other_process("", server)
-    assert server.half_sent.wait(120), process.stderr.read()
+    assert server.half_sent.wait(600), process.stderr.read()
     process.kill()
     process.wait()
     assert kept(server) == ["train.de.gz", "train.en.gz"]
@@ -446,7 +446,7 @@ def test_killed_while_a_file_comes_in_nothing_is_left_of_it(server):
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs kill -9")
 def test_killed_while_a_file_is_written_what_is_left_is_never_used(server):
     process = other_process("os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)", server)
-    process.wait(120)
+    process.wait(600)
     assert process.returncode == -signal.SIGKILL, process.stderr.read()
     assert not any(name in FILES for name in os.listdir(server.cache))
     assert load_multi30k(url=server.url) == RIGHT
