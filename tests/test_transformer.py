@@ -783,7 +783,7 @@ def test_an_exported_model_takes_other_batches_and_lengths(positions):
     m = model(positions=positions, n_layers=1)
     batch, n_s, n_t = (torch.export.Dim(name, min=1, max=500) for name in ("batch", "n_s", "n_t"))
     program = torch.export.export(
-        m, padded((5, 4), (6, 3)), dynamic_shapes={"src": {0: batch, 1: n_s}, "tgt": {0: batch, 1: n_t}, "src_mask": None, "tgt_mask": None}, strict=False
+        m, padded((5, 4), (6, 3)), dynamic_shapes=({0: batch, 1: n_s}, {0: batch, 1: n_t}), strict=False
     ).module()
     for src_lengths, tgt_lengths in (((5,), (6,)), ((9, 4, 2), (3, 1, 2)), ((1, 1), (2, 2)), ((4, 3), (1, 1))):
         src, tgt = padded(src_lengths, tgt_lengths)
