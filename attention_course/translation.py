@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['RECIPES', 'date_examples', 'date_pairs', 'Vocabulary', 'train_vocabulary', 'token_batches', 'collate',
            'noam_schedule', 'label_smoothed_loss', 'validation_loss', 'save_checkpoint', 'load_checkpoint',
-           'load_model', 'fit', 'cross_attention_maps', 'greedy_decode', 'Hypothesis', 'beam_search', 'keep_likely',
-           'sample', 'bleu', 'load_multi30k', 'train_translator', 'load_translator', 'translate']
+           'load_model', 'fit', 'greedy_decode', 'Hypothesis', 'beam_search', 'keep_likely', 'sample', 'bleu',
+           'cross_attention_maps', 'load_multi30k', 'train_translator', 'load_translator', 'translate']
 
 # %% ../nbs/07_translation.ipynb #1f9780bd
 #| code-fold: true
@@ -980,37 +980,6 @@ def fit(
     model.eval()
     return state["history"]
 
-# %% ../nbs/07_translation.ipynb #3c16391e
-def cross_attention_maps(
-    model: nn.Module,  # a `Transformer`
-    src: Integer[Tensor, "batch n_s"],  # ids of the source
-    tgt: Integer[Tensor, "batch n_t"],  # ids of what is written, `<s>` first
-) -> Float[Tensor, "layers batch heads n_t n_s"]:  # row t: the look that led to the token after `tgt[:, t]`
-    """Where each layer and head of the decoder looks in the source.
-
-    Raises `TypeError` for a model without decoder layers, and as the model and its attention do.
-    """
-    layers = getattr(getattr(model, "decoder", None), "layers", ())
-    if not layers or not all(hasattr(layer, "cross_attention") for layer in layers):
-        raise TypeError(f"model is a {type(model).__name__}; expected a Transformer with decoder layers")
-    seen: dict[int, tuple] = {}
-    hooks = [
-        layer.cross_attention.register_forward_pre_hook(lambda _, inputs, i=i: seen.update({i: inputs}))
-        for i, layer in enumerate(layers)
-    ]
-    modes = [(part, part.training) for part in model.modules()]
-    try:
-        with torch.no_grad():
-            model.eval()(src, tgt)
-            for hook in hooks:
-                hook.remove()
-            return torch.stack([layer.cross_attention(*seen[i], return_weights=True)[1] for i, layer in enumerate(layers)])
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for part, mode in modes:
-            part.training = mode
-
 # %% ../nbs/07_translation.ipynb #d01fef2b
 #| code-fold: true
 #| code-summary: What the decoders refuse
@@ -1285,6 +1254,32 @@ def bleu(
         raise ValueError(f"{len(hypotheses)} hypotheses and {len(references)} references; expected one for one, and at least one")
     metric = _need("sacrebleu").BLEU()
     return metric.corpus_score(list(hypotheses), [list(references)]).score, str(metric.get_signature())
+
+# %% ../nbs/07_translation.ipynb #3c16391e
+def cross_attention_maps(
+    model: nn.Module,  # a `Transformer`
+    src: Integer[Tensor, "batch n_s"],  # ids of the source
+    tgt: Integer[Tensor, "batch n_t"],  # ids of what is written, `<s>` first
+) -> Float[Tensor, "layers batch heads n_t n_s"]:  # row t: the look that led to the token after `tgt[:, t]`
+    """Where each layer and head of the decoder looks in the source.
+
+    Raises `TypeError` for a model without decoder layers, and as the model and its attention do.
+    """
+    layers = getattr(getattr(model, "decoder", None), "layers", ())
+    if not layers or not all(hasattr(layer, "cross_attention") for layer in layers):
+        raise TypeError(f"model is a {type(model).__name__}; expected a Transformer with decoder layers")
+    seen: dict[int, tuple] = {}
+    hooks = [
+        layer.cross_attention.register_forward_pre_hook(lambda _, inputs, i=i: seen.update({i: inputs}))
+        for i, layer in enumerate(layers)
+    ]
+    with _resting(model):
+        try:
+            model(src, tgt)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return torch.stack([layer.cross_attention(*seen[i], return_weights=True)[1] for i, layer in enumerate(layers)])
 
 # %% ../nbs/07_translation.ipynb #6f6efdff
 #| code-fold: true

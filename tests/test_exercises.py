@@ -624,6 +624,85 @@ def M(a):
     return torch.eye(n, dtype=a.dtype) + torch.ones(n, n, dtype=a.dtype).triu(1)
 
 
+# --- 07 training ---
+def smoothed(x, t, s, right=None, each=None, divide=None, keep=None, log_softmax=lambda x: x.log_softmax(-1)):
+    "The label-smoothed loss, as most people would write it, with places to slip."
+    p, real, V = log_softmax(x), (t != 0), x.shape[-1]
+    kept = real if keep is None else keep
+    loss = -((1 - s) if right is None else right) * p.gather(-1, t[:, None])[:, 0] - (s / V if each is None else each) * p.sum(-1)
+    return (loss * kept).sum() / (real.sum().clamp(min=1) if divide is None else divide)
+
+
+SLIPS += [
+    ("translation.loss", lambda x, t, s: smoothed(x, t, s, divide=len(t)), "mean over all places"),
+    ("translation.loss", lambda x, t, s: smoothed(x, t, s, divide=len(t), keep=1), "padding counts"),
+    ("translation.loss", lambda x, t, s: smoothed(x, t, s, keep=1), "the loss at padding is added"),
+    ("translation.loss", lambda x, t, s: smoothed(x, t, s, divide=1), "the sum over the real tokens"),
+    ("translation.loss", lambda x, t, s: -smoothed(x, t, s), "sign is wrong"),
+    ("translation.loss", lambda x, t, s: smoothed(x, t, s, right=1, each=0), "smoothing is missing"),
+    ("translation.loss", lambda x, t, s: smoothed(x, t, s, right=1 - s - s / (x.shape[-1] - 1), each=s / (x.shape[-1] - 1)), "not the other V - 1"),
+    ("translation.loss", lambda x, t, s: smoothed(x, t, s, each=s), "not their sum"),
+    ("translation.loss", lambda x, t, s: smoothed(x, t, s, right=1), "taken from the right token"),
+    ("translation.loss", lambda x, t, s: smoothed(x, t, s, each=0), "the others have not got it"),
+    ("translation.loss", lambda x, t, s: smoothed(x, t, s, right=s, each=(1 - s) / x.shape[-1]), "changed places"),
+    ("translation.loss", lambda x, t, s: smoothed(x, t, s, log_softmax=lambda x: x), "log_softmax is missing"),
+    ("translation.loss", lambda x, t, s: smoothed(x, t, s, log_softmax=lambda x: x.log_softmax(0)), "over the places"),
+    ("translation.loss", lambda x, t, s: smoothed(x, t, s, divide=(t != 0).sum()), "without a real token: 1 of its 1 numbers came out as NaN"),
+    ("translation.loss", lambda x, t, s: smoothed(x, t, s) + 0.1, "expected"),
+    ("translation.warmup", lambda peak, d_model: 1 / peak**2, "the width is missing"),
+    ("translation.warmup", lambda peak, d_model: 1 / (d_model * peak), "you have to square"),
+    ("translation.warmup", lambda peak, d_model: (d_model * peak) ** -2, "here it was squared"),
+    ("translation.warmup", lambda peak, d_model: 1 / (math.sqrt(d_model) * peak**2), "once squared, it is d_model"),
+    ("translation.warmup", lambda peak, d_model: d_model * peak**2, "upside down"),
+    ("translation.warmup", lambda peak, d_model: d_model / peak**2, "you multiplied by d_model"),
+    ("translation.warmup", lambda peak, d_model: (d_model * peak) ** -0.5, "the way back"),
+    ("translation.warmup", lambda peak, d_model: math.floor(0.5 + 1 / (d_model * peak**2)), "do not round"),
+    ("translation.warmup", lambda peak, d_model: 4000, "for peak = 0.001, d_model = 512: it returned 4000; expected"),
+]
+
+
+# --- 07 decoding ---
+def nucleus(p, share, holds=lambda x, total, share: total - x < share, descending=True):
+    "The fewest tokens that have the share, as True and False."
+    ranked, order = p.sort(descending=descending)
+    stays = torch.zeros(len(p), dtype=torch.bool)
+    stays[order] = holds(ranked, ranked.cumsum(0), share)
+    return stays
+
+
+SLIPS += [
+    ("translation.top_p", lambda p, s: nucleus(p, s, lambda x, total, s: total <= s), "with which the share is reached has to stay too: look at what those before it have$"),
+    ("translation.top_p", lambda p, s: nucleus(p, s, lambda x, total, s: total < s), "at least. includes equal"),
+    ("translation.top_p", lambda p, s: nucleus(p, s, lambda x, total, s: total - x <= s), "one too many"),
+    ("translation.top_p", lambda p, s: nucleus(p, s, descending=False), "you begin with the unlikeliest"),
+    ("translation.top_p", lambda p, s: p.sort(descending=True)[0].cumsum(0) - p.sort(descending=True)[0] < s, "right, but in sorted order"),
+    ("translation.top_p", lambda p, s: p.cumsum(0) - p < s, "in the order given"),
+    ("translation.top_p", lambda p, s: ~nucleus(p, s), "True is for the tokens that stay"),
+    ("translation.top_p", lambda p, s: p >= s, "compared with the share by itself"),
+    ("translation.top_p", lambda p, s: p >= 1 - s, "compared with 1 - share by itself"),
+    ("translation.top_p", lambda p, s: p * nucleus(p, s), "these are the probabilities that stay; True"),
+    ("translation.top_p", lambda p, s: p * nucleus(p, s) / (p * nucleus(p, s)).sum(), "that stay, scaled up"),
+    ("translation.top_p", lambda p, s: nucleus(p, s).int(), "the numbers are right, but they must be True and False"),
+    ("translation.top_p", lambda p, s: p.sort(descending=True), "it returned a sort"),
+    ("translation.scores", lambda lp, n, a: lp / n**a, "n is one more than .words.$"),
+    ("translation.scores", lambda lp, n, a: lp / n.clamp(min=1) ** a, "for all, not only where"),
+    ("translation.scores", lambda lp, n, a: lp * (n + 1) ** a, "you multiplied"),
+    ("translation.scores", lambda lp, n, a: lp / ((n + 1) * a), "alpha is an exponent"),
+    ("translation.scores", lambda lp, n, a: lp / (n + 1), "always divided by n"),
+    ("translation.scores", lambda lp, n, a: lp, "alpha is not used"),
+    ("translation.scores", lambda lp, n, a: (lp / (n + 1)) ** a, "is NaN; only n is raised"),
+    ("translation.scores", lambda lp, n, a: -((-lp / (n + 1)) ** a), "the quotient is raised"),
+    ("translation.scores", lambda lp, n, a: lp / ((5 + n + 1) / 6) ** a, "the rule of Wu et al., ..5 . n. / 6"),
+    ("translation.scores", lambda lp, n, a: lp / ((5 + n) / 6) ** a, "and without the end token"),
+    ("translation.scores", lambda lp, n, a: lp.exp() / (n + 1) ** a, "this is a probability"),
+    ("translation.scores", lambda lp, n, a: (lp / (n + 1) ** a).exp(), "the exponential of the score"),
+    ("translation.scores", lambda lp, n, a: -lp / (n + 1) ** a, "the sign is turned"),
+    ("translation.scores", lambda lp, n, a: (lp / (n + 1) ** a).sort(descending=True)[0], "keep the order of the hypotheses"),
+    ("translation.scores", lambda lp, n, a: (lp / (n + 1) ** a).argmax(), "the place of the best"),
+    ("translation.scores", lambda lp, n, a: (lp / (n + 1) ** a).argsort(descending=True), "this is the order of the hypotheses"),
+]
+
+
 @pytest.mark.parametrize(("name", "attempt", "says"), SLIPS, ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(SLIPS)])
 def test_slips_are_caught_and_named(name, attempt, says, capsys):
     assert check(name, attempt) is False
