@@ -13,11 +13,11 @@ from ..toolkit import _normal, compare, exercise
 # %% ../../nbs/exercises/translation.ipynb #2e45c2b7
 @exercise("translation.loss")
 def _loss(attempt):
-    def make(share=lambda n, V: (1 - n, n / V), over=lambda real: real.sum().clamp(min=1), keep=lambda real: real, sign=-1):
+    def make(share=lambda n, V: (1 - n, n / V), over=lambda real: real.sum().clamp(min=1), keep=lambda real: real, sign=-1, axis=-1):
         "The loss with a slip in one place: share of the right token and of each token, what to divide by, what to keep."
 
         def loss(logits, targets, smoothing):
-            log_p, real = logits.log_softmax(-1), targets != 0
+            log_p, real = logits.log_softmax(axis), targets != 0
             right, each = share(smoothing, logits.shape[-1])
             losses = right * log_p.gather(-1, targets[:, None])[:, 0] + each * log_p.sum(-1)
             return sign * (losses * keep(real)).sum() / over(real)
@@ -29,10 +29,15 @@ def _loss(attempt):
         V = logits.shape[-1]
         return make(share=lambda n, _: (1 - n - n / (V - 1), n / (V - 1)))(logits, targets, smoothing)
 
-    def not_logarithms(logits, targets, smoothing):
-        real = targets != 0
-        each = (1 - smoothing) * logits.gather(-1, targets[:, None])[:, 0] + smoothing * logits.mean(-1)
-        return -(each * real).sum() / real.sum().clamp(min=1)
+    def taking(log_p):
+        "The loss, if this is taken for the log-probabilities."
+
+        def loss(logits, targets, smoothing):
+            p, real = log_p(logits), targets != 0
+            each = (1 - smoothing) * p.gather(-1, targets[:, None])[:, 0] + smoothing * p.mean(-1)
+            return -(each * real).sum() / real.sum().clamp(min=1)
+
+        return loss
 
     logits = _normal(6, 5) * 2
     cases = [
@@ -56,8 +61,8 @@ def _loss(attempt):
             "what is spread over all has to be taken from the right token: 1 - smoothing": make(share=lambda n, V: (1, n / V)),
             "the right token has lost its share, and the others have not got it: add smoothing / V for each": make(share=lambda n, V: (1 - n, 0)),
             "the two shares have changed places": make(share=lambda n, V: (n, (1 - n) / V)),
-            "the log_softmax is missing: logits are no log-probabilities yet": not_logarithms,
-            "the softmax is taken over the places; it belongs to the last axis, the tokens": lambda x, t, s: make()(x.log_softmax(0).exp().log(), t, s),
+            "the log_softmax is missing: logits are no log-probabilities yet": taking(lambda x: x),
+            "the softmax is taken over the places; it belongs to the last axis, the tokens": make(axis=0),
         },
     )
     if problem is None:
