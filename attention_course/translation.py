@@ -25,15 +25,17 @@ import operator
 import os
 import random
 import secrets
+import shlex
 import sys
 import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict, is_dataclass
 from datetime import date
 from functools import cache
 from http.client import HTTPException
+from itertools import islice
 from pathlib import Path
 from string import Formatter
 from time import perf_counter
@@ -1194,7 +1196,7 @@ def keep_likely(
 ) -> Float[Tensor, "*b vocab"]:  # the same, and -inf for what is not kept
     """Cut off the tail of a distribution; at least one token stays.
 
-    Of equally likely ones the first are kept. Source: Fan et al. 2018, §5.1 (top-k); Holtzman et al. 2020, §3.1 (top-p).
+    Of equally likely ones the first are kept. Source: Fan et al. 2018 (top-k); Holtzman et al. 2020 (top-p).
     """
     ranked, order = log_p.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
@@ -1210,7 +1212,7 @@ def sample(
     model: nn.Module,  # a `Transformer`
     src: Integer[Tensor, "batch n_s"],  # ids of the source sentences, padded
     *,
-    temperature: float = 1.0,  # log-probabilities are divided by it: below 1 bolder in favour of the likely
+    temperature: float = 1.0,  # log-probabilities are divided by it: below 1 the likely become likelier
     top_k: int | None = None,  # draw from the k likeliest only; `None` means all
     top_p: float | None = None,  # draw from the fewest that together have this share; `None` means all
     generator: torch.Generator | None = None,  # where the randomness comes from, on the device of `src`; `None` means torch's global one
@@ -1299,7 +1301,7 @@ _MULTI30K_URL = (  # one commit, so that what is there cannot change
 )
 _MULTI30K_BY_HAND = (
     f"By hand: put the files {', '.join(_MULTI30K)} from https://github.com/multi30k/dataset (data/task1/raw) into a folder, "
-    f"and name it in load_multi30k(folder=…) or in the environment variable {_MULTI30K_FOLDER}."
+    f"and name it with --data, in load_multi30k(folder=…) or in the environment variable {_MULTI30K_FOLDER}."
 )
 
 
@@ -1382,9 +1384,9 @@ _SMALL = dict(d_model=256, n_heads=4, d_ff=512, n_layers=3, norm_first=True)
 RECIPES: dict[str, dict[str, dict]] = {
     # about a minute on two CPU cores, for `task="dates"`
     "dates": {
-        "data": dict(pairs=20000, held_out=1000),
-        "model": dict(d_model=64, n_heads=4, d_ff=128, n_layers=2, norm_first=True, dropout=0.0),
-        "fit": dict(steps=1000, max_tokens=1500, warmup=300, factor=0.5, smoothing=0.0, ema=0.99),
+        "data": dict(pairs=11000, held_out=1000),
+        "model": dict(d_model=64, n_heads=4, d_ff=128, n_layers=2, norm_first=True, positions="rotary", dropout=0.0),
+        "fit": dict(steps=900, max_tokens=1500, warmup=300, factor=0.5, smoothing=0.0, ema=0.99),
     },
     # about an hour on two CPU cores
     "cpu": {
@@ -1410,6 +1412,8 @@ RECIPES: dict[str, dict[str, dict]] = {
 def _pairs(task: str, recipe: dict, data: str | os.PathLike | None) -> dict[str, list[tuple[str, str]]]:
     "The pairs of texts of a task, by split."
     if task == "dates":
+        if data is not None:
+            raise ValueError(f"data={os.fspath(data)!r}: dates are made by a program, and come from no folder")
         known = date_pairs(recipe["data"]["pairs"] + 2 * recipe["data"]["held_out"], seed=0)
         held = recipe["data"]["held_out"]
         return {"train": known[2 * held :], "val": known[:held], "test": known[held : 2 * held]}
@@ -1430,10 +1434,11 @@ def _recipe(task: str, recipe: str | None, changes: dict) -> dict[str, dict]:
     if limits & changes.keys():
         chosen["fit"] = {key: value for key, value in chosen["fit"].items() if key not in limits}
     known = {"fit": inspect.signature(fit).parameters, "model": TransformerConfig.__dataclass_fields__, "data": chosen["data"]}
+    decided = {"model", "train", "valid", "folder", "vocab_size"}  # by what is trained on, and where
     for key, value in changes.items():
-        parts = [part for part, names in known.items() if key in names]
+        parts = [part for part, names in known.items() if key in names and key not in decided]
         if not parts:
-            raise ValueError(f"{key} is no part of a recipe")
+            raise ValueError(f"{key} is no part of the recipe {name!r}")
         chosen[parts[0]][key] = value
     return chosen
 
@@ -1455,13 +1460,16 @@ def train_translator(
     or a folder that holds a translator of another task or vocabulary.
     """
     folder, chosen = Path(folder), _recipe(task, recipe, changes)
+    about = {"task": task, "recipe": chosen["data"]}
+    if (folder / "task.json").exists() and (then := _about(folder)) != about:
+        raise ValueError(f"{folder} holds a translator with {then}, not {about}; choose another folder")
     texts = _pairs(task, chosen, data)
     both = [text for pair in texts["train"] for text in pair]
     size = chosen["data"].get("vocabulary")
     vocabulary = train_vocabulary(both, size, characters=size is None)
-    if int(os.environ.get("RANK", 0)) == 0:  # under `torchrun` the first process writes
-        _keep(folder / "vocabulary.json", vocabulary.tokenizer.to_str(pretty=True))
-        _keep(folder / "task.json", json.dumps({"task": task, "recipe": chosen["data"]}))
+    if _is_first():
+        _keep(folder / "vocabulary.json", vocabulary.tokenizer.to_str(pretty=True).encode())
+        _write_file(folder / "task.json", json.dumps(about).encode())
 
     def cut(pairs, **options):
         sides = [vocabulary.encode_batch(side, **options) for side in zip(*pairs)]
@@ -1478,23 +1486,47 @@ def train_translator(
     return model, vocabulary, history
 
 
-def _keep(path: Path, text: str) -> None:
+def _is_first() -> bool:
+    "Whether this is the process that writes and speaks: under `torchrun` the first one."
+    return int(os.environ.get("WORLD_SIZE", 1)) == 1 or int(os.environ.get("RANK", 0)) == 0
+
+
+def _keep(path: Path, data: bytes) -> None:
     "Write a file, or see that it is there already as it should be."
     if not path.exists():
-        _write_file(path, text.encode())
-    elif path.read_bytes() != text.encode():
-        raise ValueError(f"{path} belongs to another translator; choose another folder")
+        _write_file(path, data)
+    elif path.read_bytes() != data:
+        raise ValueError(
+            f"{path} was learned from other texts, or is damaged: choose another folder; or delete this file, and it is made again"
+        )
+
+
+def _about(folder: Path) -> dict:
+    "What `task.json` says: the task, and what of the recipe is about its data."
+    try:
+        about = json.loads((folder / "task.json").read_bytes())
+        if set(about) == {"task", "recipe"} and isinstance(about["recipe"], dict):
+            return about
+    except (ValueError, TypeError):
+        pass
+    raise ValueError(f"{folder / 'task.json'} does not say what was trained; it is damaged")
 
 
 def load_translator(
     folder: str | os.PathLike,  # given to `train_translator`
     device: torch.device | str = "cpu",
 ) -> tuple[Transformer, Vocabulary]:  # in eval mode
-    "What `train_translator` left there. Raises `FileNotFoundError` if that is nothing, else as `load_model` does."
-    folder = Path(folder)
-    if not (folder / "vocabulary.json").exists():
-        raise FileNotFoundError(f"there is no translator in {folder}: vocabulary.json is missing")
-    return load_model(folder, device), Vocabulary.load(folder / "vocabulary.json")
+    """What `train_translator` left there.
+
+    Raises `FileNotFoundError` if that is nothing, `ValueError` if it is damaged or does not belong together.
+    """
+    path = Path(folder) / "vocabulary.json"
+    if not path.exists():
+        raise FileNotFoundError(f"there is no translator in {folder}: {path} is missing; `train` makes one")
+    model, vocabulary = load_model(folder, device), Vocabulary.load(path)
+    if model.config.vocab_size != len(vocabulary):
+        raise ValueError(f"{path} has {len(vocabulary)} tokens, the model {model.config.vocab_size}; they do not belong together")
+    return model, vocabulary
 
 # %% ../nbs/07_translation.ipynb #4923280b
 def translate(
@@ -1544,7 +1576,7 @@ _COUNT = _number(int, "a whole number above 0", lambda n: n > 0)
 _POSITIVE = _number(float, "a number above 0", lambda x: 0 < x < math.inf)
 _SHARE = _number(float, "a number above 0, at most 1", lambda x: 0 < x <= 1)
 _ALPHA = _number(float, "a number from 0", lambda x: 0 <= x < math.inf)
-_SEED = _number(int, "a whole number from 0", lambda n: n >= 0)
+_SEED = _number(int, "a whole number from 0, below 2 ** 63", lambda n: 0 <= n < 2**63)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -1553,10 +1585,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="train|evaluate|translate")
 
-    train = commands.add_parser("train", help="from sentences to a model")
-    train.add_argument("--out", metavar="FOLDER", default="translator", help="where the model is kept; a training that is there goes on (%(default)s)")
+    train = commands.add_parser("train", help="from sentences to a model", description=(
+        "Train a translator. Stopped in whatever way, the same command goes on where it was."
+    ))
+    train.add_argument("--out", metavar="FOLDER", default="translator", help="where the translator is kept; a training that is there goes on (%(default)s)")
     train.add_argument("--task", choices=("multi30k", "dates"), default="multi30k", help="German to English, or dates to ISO form (%(default)s)")
-    train.add_argument("--recipe", choices=list(RECIPES), help="sizes and schedule (default: cpu, or dates)")
+    train.add_argument("--recipe", choices=list(RECIPES), help="sizes and schedule (default: cpu, about an hour; for dates a minute)")
     train.add_argument("--data", metavar="FOLDER", help=f"where Multi30k is (default: ${_MULTI30K_FOLDER}, else it is downloaded)")
     stop = train.add_mutually_exclusive_group()
     stop.add_argument("--epochs", type=_COUNT, metavar="N", help="passes through the sentences (default: the recipe's)")
@@ -1565,72 +1599,104 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--seed", type=_SEED, default=0, metavar="N", help="of weights, batches and dropout (%(default)s)")
     train.set_defaults(run=_run_train)
 
-    evaluate = commands.add_parser("evaluate", help="BLEU, or for dates the share that is right")
+    evaluate = commands.add_parser("evaluate", help="BLEU, or for dates the share that is right", description=(
+        "Translate sentences that the training has not seen, and compare with what a person wrote."
+    ))
     evaluate.add_argument("--split", choices=("test", "val"), default="test", help="which sentences (%(default)s)")
     evaluate.add_argument("--data", metavar="FOLDER", help="where Multi30k is, as for train")
     evaluate.add_argument("--output", metavar="FILE", help="also write the translations there, a line each")
-    evaluate.set_defaults(run=_run_evaluate)
+    evaluate.set_defaults(run=_run_evaluate, sample=False)
 
-    translating = commands.add_parser("translate", help="texts given here, or lines of standard input")
+    translating = commands.add_parser("translate", help="texts given here, or lines of standard input", description=(
+        "Translate: a line out for each text in, in the same order."
+    ))
     translating.add_argument("texts", nargs="*", metavar="TEXT", help="sentences (none: standard input, a line each)")
     translating.set_defaults(run=_run_translate)
     for command in (evaluate, translating):
         command.add_argument("--model", metavar="FOLDER", default="translator", help="what train made (%(default)s)")
-        command.add_argument("--beam", type=_COUNT, default=4, metavar="N", help="width of the beam; 1 is greedy (%(default)s)")
-        command.add_argument("--alpha", type=_ALPHA, default=1.0, metavar="X", help="score = log-probability / length ** alpha (%(default)s)")
+        command.add_argument("--beam", type=_COUNT, metavar="N", help="width of the beam; 1 is greedy (4)")
+        command.add_argument("--alpha", type=_ALPHA, metavar="X", help="score = log-probability / length ** alpha (1)")
     translating.add_argument("--sample", action="store_true", help="draw at random, in place of the beam")
-    translating.add_argument("--temperature", type=_POSITIVE, default=1.0, metavar="X", help="with --sample: below 1 bolder for the likely (%(default)s)")
-    translating.add_argument("--top-k", type=_COUNT, metavar="N", help="with --sample: among the likeliest only")
+    translating.add_argument("--temperature", type=_POSITIVE, metavar="X", help="with --sample: below 1 bolder for the likely (1)")
+    translating.add_argument("--top-k", type=_COUNT, metavar="N", help="with --sample: among the N likeliest only")
     translating.add_argument("--top-p", type=_SHARE, metavar="X", help="with --sample: among the fewest with this share")
-    translating.add_argument("--seed", type=_SEED, default=0, metavar="N", help="with --sample (%(default)s)")
+    translating.add_argument("--seed", type=_SEED, metavar="N", help="with --sample: the same draws each time (0)")
     for command in (train, evaluate, translating):
         command.add_argument("--device", metavar="NAME", help="cpu, cuda, … (default: a GPU if there is one)")
         command.add_argument("--threads", type=_COUNT, metavar="N", help="of the CPU (default: torch's choice)")
+        command.set_defaults(refuse=command.error)
     return parser
+
+
+def _check_together(options) -> None:
+    "Refuse options that would have no effect beside others."
+    given = {name for name, value in vars(options).items() if value is not None}
+    if options.command == "train":
+        dates = options.task == "dates"
+        if options.recipe and (options.recipe == "dates") != dates:
+            options.refuse(f"argument --recipe: {options.recipe} is not one for --task {options.task}")
+        if dates and "data" in given:
+            options.refuse("argument --data: not for --task dates, which needs none")
+    if options.command == "translate":
+        for name in ("beam", "alpha") if options.sample else ("temperature", "top_k", "top_p", "seed"):
+            if name in given:
+                without = "not allowed with" if options.sample else "only with"
+                options.refuse(f"argument --{name.replace('_', '-')}: {without} --sample")
 
 
 def _device(options) -> torch.device:
     if options.threads:
         torch.set_num_threads(options.threads)
-    if options.device:
-        try:
-            return torch.empty(0, device=options.device).device
-        except (RuntimeError, AssertionError) as error:
-            raise ValueError(f"--device {options.device}: {str(error).splitlines()[0]}") from None
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
+    name = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # `torchrun` says which one is ours
+    try:
+        number = torch.zeros(1, device=name)
+        number.item()  # it must also compute
+        return number.device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {name}: {str(error).splitlines()[0]}") from None
 
 
 def _run_train(options) -> None:
     limits = {name: getattr(options, name) for name in ("epochs", "steps", "minutes") if getattr(options, name)}
-    _, _, history = train_translator(
-        options.out, task=options.task, recipe=options.recipe, data=options.data,
-        device=_device(options), seed=options.seed, **limits,
-    )
-    if int(os.environ.get("RANK", 0)) == 0 and history:
+    device = _device(options)
+    with nullcontext() if _is_first() else redirect_stdout(None):
+        kept = sorted(Path(options.out).glob("step-*.safetensors"))
+        before = int(kept[-1].stem[5:]) if kept else 0
+        if kept:
+            print(f"{options.out} holds a training; going on from step {before:,}", flush=True)
+        _, _, history = train_translator(
+            options.out, task=options.task, recipe=options.recipe, data=options.data, device=device, seed=options.seed, **limits
+        )
         last = history[-1]
+        if last["step"] == before:
+            print("It was complete: a larger --epochs, --steps or --minutes lets it go on")
         print(f"{last['step']:,} steps, {last['seconds'] / 60:.1f} minutes; validation loss {last['valid_loss']:.3f} nats per token")
-        print(f"The translator is in {options.out}. Next: python -m attention_course.translation evaluate --model {options.out}")
+        print(f"Next: python -m attention_course.translation evaluate --model {shlex.quote(options.out)}", flush=True)
 
 
-def _decoder(options) -> Callable[[nn.Module, Tensor], Iterable]:
-    if getattr(options, "sample", False):
-        def draw(model, src):
-            return sample(
-                model, src, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
-                generator=torch.Generator(src.device).manual_seed(options.seed),
-            )
-        return draw
+def _decoder(options, device: torch.device) -> Callable[[nn.Module, Tensor], Iterable]:
+    if options.sample:
+        generator = torch.Generator(device).manual_seed(options.seed or 0)  # one for all batches
+        draw = dict(temperature=options.temperature or 1.0, top_k=options.top_k, top_p=options.top_p)
+        return lambda model, src: sample(model, src, generator=generator, **draw)
     if options.beam == 1:
         return greedy_decode
-    return lambda model, src: [found[0].ids for found in beam_search(model, src, beam=options.beam, alpha=options.alpha)]
+    search = {name: value for name in ("beam", "alpha") if (value := getattr(options, name)) is not None}
+    return lambda model, src: [found[0].ids for found in beam_search(model, src, **search)]
 
 
 def _run_evaluate(options) -> None:
-    model, vocabulary = load_translator(options.model, _device(options))
-    about = json.loads((Path(options.model) / "task.json").read_text())
+    device = _device(options)
+    model, vocabulary = load_translator(options.model, device)
+    about = _about(Path(options.model))
     sources, references = zip(*_pairs(about["task"], {"data": about["recipe"]}, options.data)[options.split])
+    if about["task"] != "dates":
+        _need("sacrebleu")  # or say so now, and not after all the work
+    print(f"Translating {len(sources):,} sentences …", file=sys.stderr, flush=True)
     began = perf_counter()
-    answers = translate(sources, model, vocabulary, decode=_decoder(options))
+    answers = translate(sources, model, vocabulary, decode=_decoder(options, device))
     seconds = perf_counter() - began
     if options.output:
         _write_file(Path(options.output), "".join(f"{line}\n" for line in answers).encode())
@@ -1640,29 +1706,35 @@ def _run_evaluate(options) -> None:
     else:
         score, signature = bleu(answers, references)
         print(f"BLEU {score:.2f}  {signature}")
-    print(f"{len(answers):,} sentences in {seconds:.1f} s, beam {options.beam}, alpha {options.alpha:g}")
+    print(f"{len(answers):,} sentences in {seconds:.1f} s")
 
 
 def _run_translate(options) -> None:
-    model, vocabulary = load_translator(options.model, _device(options))
-    if options.texts:
-        lines = options.texts
-    else:
-        if sys.stdin.isatty():
-            print("Type a sentence a line; end with Ctrl-D.", file=sys.stderr)
-        lines = [line.rstrip("\n") for line in sys.stdin]
-    for line in translate(lines, model, vocabulary, decode=_decoder(options)):
-        print(line)
+    device = _device(options)
+    model, vocabulary = load_translator(options.model, device)
+    decode = _decoder(options, device)
+    typed = not options.texts and sys.stdin.isatty()
+    if typed:
+        print("Type a sentence and Enter; Ctrl-D ends.", file=sys.stderr)
+    lines = iter(options.texts) if options.texts else (line.rstrip("\r\n") for line in sys.stdin)
+    while some := list(islice(lines, 1 if typed else 1000)):
+        print(*translate(some, model, vocabulary, decode=decode), sep="\n", flush=True)
 
 
 def main(
     arguments: Sequence[str] | None = None,  # `None`: those of the command line
 ) -> None:
-    "What `python -m attention_course.translation` does. Ends with exit code 2 for wrong usage, 1 for what failed."
+    "What `python -m attention_course.translation` does. Ends with exit code 2 for wrong usage, 1 for what failed, 130 for Ctrl-C."
     options = _parser().parse_args(arguments)
+    _check_together(options)
+
+    def warn(message, *_, **__):
+        print(f"{options.command}: {message}", file=sys.stderr)
+
     try:
-        options.run(options)
-        sys.stdout.flush()
+        with warnings.catch_warnings():
+            warnings.showwarning = warn  # a line for people who do not read Python
+            options.run(options)
     except KeyboardInterrupt:
         again = " The same command goes on from the latest checkpoint." if options.command == "train" else ""
         print(f"\nStopped.{again}", file=sys.stderr)
@@ -1670,7 +1742,7 @@ def main(
     except BrokenPipeError:  # whoever read our output has stopped, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (ImportError, OSError, ValueError, TypeError, FloatingPointError) as error:
+    except (ImportError, OSError, ValueError, TypeError, FloatingPointError, torch.cuda.OutOfMemoryError) as error:
         sys.exit(f"{options.command}: {error}")
 
 # %% ../nbs/07_translation.ipynb #821dda6f
