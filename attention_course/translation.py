@@ -1272,7 +1272,9 @@ def cross_attention_maps(
         raise TypeError(f"model is a {type(model).__name__}; expected a Transformer with decoder layers")
     seen: dict[int, tuple] = {}
     hooks = [
-        layer.cross_attention.register_forward_pre_hook(lambda _, inputs, i=i: seen.update({i: inputs}))
+        layer.cross_attention.register_forward_pre_hook(
+            lambda _, args, kwargs, i=i: seen.update({i: (args, kwargs)}), with_kwargs=True
+        )
         for i, layer in enumerate(layers)
     ]
     with _resting(model):
@@ -1281,7 +1283,8 @@ def cross_attention_maps(
         finally:
             for hook in hooks:
                 hook.remove()
-        return torch.stack([layer.cross_attention(*seen[i], return_weights=True)[1] for i, layer in enumerate(layers)])
+        again = ((layer.cross_attention, *seen[i]) for i, layer in enumerate(layers))
+        return torch.stack([attention(*args, **kwargs, return_weights=True)[1] for attention, args, kwargs in again])
 
 # %% ../nbs/07_translation.ipynb #6f6efdff
 #| code-fold: true

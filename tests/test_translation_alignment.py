@@ -28,7 +28,7 @@ def test_a_map_is_the_softmax_of_queries_and_memory_keys_and_hides_padding(chang
 
     asked = []
     layer = m.decoder.layers[0].cross_attention
-    hook = layer.register_forward_pre_hook(lambda _, inputs: asked.append(inputs[:2]))
+    hook = layer.register_forward_pre_hook(lambda _, args, kwargs: asked.append((args[0], kwargs["context"])), with_kwargs=True)
     with torch.no_grad():
         m.eval()(SRC, TGT)
         q, k, v = layer.project(*asked[0])
