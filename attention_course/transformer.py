@@ -438,6 +438,8 @@ def _stack_to_torch(stack, cls) -> nn.Module:
     return made.train(stack.training)
 
 # %% ../nbs/06_transformer.ipynb #0154637e
+#| code-fold: true
+#| code-summary: The whole class
 class KVCache:
     """Keys and values of the positions that an attention layer has seen, for the positions to come.
 
@@ -511,6 +513,8 @@ class KVCache:
         return f"KVCache(length={self.length})"
 
 # %% ../nbs/06_transformer.ipynb #f06abff6
+#| code-fold: true
+#| code-summary: All options, and three presets
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
     """All that decides what a `Transformer` is, but its weights.
