@@ -4,6 +4,7 @@ A benchmark is a module of this folder with
 
     the first line of its docstring      what is compared with what
     DEVICE                               "cpu" or "cuda"
+    HOURS                                True if it takes hours: then it runs only when it is named
     cases(quick)                         the cases to measure, dictionaries, the most important first
     rows(case, timed)                    the rows of one case, dictionaries; `timed(calls)` times calls in turn
 
@@ -253,7 +254,7 @@ def perform(name, module, options):
 def options(several=True):
     parser = argparse.ArgumentParser(description="Measures ours against peers, in the same run.")
     if several:
-        parser.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks (none: all that this machine can run)")
+        parser.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks (none: all that this machine can run in minutes)")
         parser.add_argument("--list", action="store_true", help="only say which there are")
     parser.add_argument("--quick", action="store_true", help="few cases and rounds, to try things out; written to build/bench")
     parser.add_argument("--only", action="append", default=[], metavar="FIELD=VALUE,...", help="only these cases; the other rows are kept")

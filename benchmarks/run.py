@@ -1,6 +1,6 @@
 """Runs the benchmarks of this folder: what `make bench` does.
 
-    python benchmarks/run.py                        all that this machine can run
+    python benchmarks/run.py                        all that this machine can run in minutes
     python benchmarks/run.py multi_head --quick     one, to try things out
     python benchmarks/run.py --help                 all options
 """
@@ -18,7 +18,7 @@ def main():
         return
     if unknown := [name for name in chosen.names if name not in found]:
         sys.exit(f"There is no benchmark {unknown[0]}; there are {', '.join(found)}.")
-    for name in chosen.names or found:
+    for name in chosen.names or [name for name, module in found.items() if not getattr(module, "HOURS", False)]:
         measure.perform(name, found[name], chosen)
 
 

@@ -324,6 +324,52 @@ def test_what_is_compared_is_the_same():
         multi_head.same({**calls, "split": other["split"]}, x)
 
 
+TINY = {"small": dict(vocab_size=50, d_model=16, n_heads=2, d_ff=32, n_layers=2)}
+
+
+def test_the_models_that_are_compared_are_the_same(monkeypatch):
+    "Ours and `nn.Transformer` agree in loss and gradient, and write the same; and a different model is noticed."
+    transformer = measure.benchmarks()["transformer"]
+    monkeypatch.setattr(transformer, "SIZES", TINY)
+    case = {"what": "train", "size": "small", "dropout": 0.1, "batch": 5, "length": 7}
+    transformer.same_training(case)
+    original = transformer.Torch.encode
+    monkeypatch.setattr(transformer.Torch, "encode", lambda self, src, mask, positions=None: 1.1 * original(self, src, mask))
+    with pytest.raises(AssertionError):
+        transformer.same_training(case)
+
+
+def test_a_step_of_training_and_writing_are_timed_from_end_to_end(monkeypatch):
+    transformer = measure.benchmarks()["transformer"]
+    monkeypatch.setattr(transformer, "SIZES", TINY)
+    monkeypatch.setattr(transformer, "sides", lambda: transformer.SIDES[:2])
+    monkeypatch.setattr(transformer, "peak_mb", lambda side, case: 1.0)
+
+    def timed(calls):
+        return measure.in_turn(calls, budget=0)
+
+    (row,) = transformer.rows({"what": "train", "size": "small", "dropout": 0.0, "batch": 5, "length": 7}, timed)
+    assert row["peer"] == "nn.Transformer" and row["ours_parameters"] == row["peer_parameters"] and row["ours_per_s"] > 0
+    (row,) = transformer.rows({"what": "greedy", "size": "small", "beam": 1, "batch": 5, "length": 7, "new": 6}, timed)
+    assert row["rounds"] >= 6
+    with pytest.raises(SystemExit, match="pip install transformers"):
+        transformer.rows({"what": "beam", "size": "small", "beam": 3, "batch": 5, "length": 7, "new": 6}, timed)
+
+
+def test_what_torch_has_learned_is_written_by_ours(monkeypatch):
+    "The stacks of `nn.Transformer` are copied into ours, after which both give the same logits."
+    translation = measure.benchmarks()["translation"]
+    from attention_course import TransformerConfig
+
+    for norm_first in (False, True):
+        model = translation.peer(TransformerConfig(**TINY["small"], norm_first=norm_first)).eval()
+        src, tgt = torch.randint(1, 50, (2, 3, 6))
+        src[0, 4:] = 0
+        writer = translation.ours(model)
+        torch.testing.assert_close(writer(src, tgt), model(src, tgt), atol=1e-5, rtol=1e-4)
+    assert translation.ours(writer) is writer
+
+
 def test_the_runner_lists_what_there_is_and_refuses_what_there_is_not():
     done = script("--list")
     assert done.returncode == 0 and re.search(r"(?m)^multi_head +cpu +`MultiHeadAttention`", done.stdout)
