@@ -116,7 +116,7 @@ def _given_or_counted(positions, x: Tensor) -> Integer[Tensor, "*p n"]:
 def _beside(rows: Float[Tensor, "*p n d"], x: Tensor) -> Float[Tensor, "*q n d"]:
     "Rows of each sample, (batch, n, d), shaped so that they can be added to x, (batch, ..., n, d)."
     if rows.ndim == 3 and x.ndim > 3:
-        rows = rows.reshape(len(rows), *(1,) * (x.ndim - 3), *rows.shape[1:])
+        rows = rows[(slice(None), *(None,) * (x.ndim - 3))]
     return rows.to(x.dtype)
 
 
