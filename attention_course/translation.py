@@ -502,6 +502,22 @@ def _batch(pairs: Sequence, batch: Sequence[int], device: torch.device) -> tuple
         tensors = [t.pin_memory().to(device, non_blocking=True) for t in tensors]
     return tensors, len(real)
 
+# %% ../nbs/07_translation.ipynb #e2bb2f1f
+#| code-fold: true
+#| code-summary: The processes
+def _processes(device: torch.device) -> tuple[int, int]:
+    "Rank of this process, and how many there are; `torchrun` says so in the environment."
+    if not dist.is_available():
+        return 0, 1
+    if not dist.is_initialized():
+        if int(os.environ.get("WORLD_SIZE", 1)) == 1 or "RANK" not in os.environ:
+            return 0, 1
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        atexit.register(dist.destroy_process_group)
+    return dist.get_rank(), dist.get_world_size()
+
 # %% ../nbs/07_translation.ipynb #481a43a0
 @torch.no_grad()
 def validation_loss(
@@ -620,22 +636,6 @@ def load_model(
     model = Transformer(TransformerConfig(**config)).to(getattr(torch, state["options"]["dtype"]))
     _put(_weights(model), parts.get("average", parts["model"]))
     return model.to(device or "cpu").eval()
-
-# %% ../nbs/07_translation.ipynb #e2bb2f1f
-#| code-fold: true
-#| code-summary: The processes
-def _processes(device: torch.device) -> tuple[int, int]:
-    "Rank of this process, and how many there are; `torchrun` says so in the environment."
-    if not dist.is_available():
-        return 0, 1
-    if not dist.is_initialized():
-        if int(os.environ.get("WORLD_SIZE", 1)) == 1 or "RANK" not in os.environ:
-            return 0, 1
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        atexit.register(dist.destroy_process_group)
-    return dist.get_rank(), dist.get_world_size()
 
 # %% ../nbs/07_translation.ipynb #04ed3996
 #| code-fold: true
