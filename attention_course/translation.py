@@ -768,7 +768,7 @@ class _Run:
         self.loss_of = _BatchLoss(model.train(), options["smoothing"])
         if self.world > 1:
             devices = [device] if device.type == "cuda" else None
-            self.loss_of = nn.parallel.DistributedDataParallel(self.loss_of, device_ids=devices, broadcast_buffers=False)
+            self.loss_of = nn.parallel.DistributedDataParallel(self.loss_of, device_ids=devices)
         self.learned = [p for p in model.parameters() if p.requires_grad]
         fused = device.type in ("cpu", "cuda")
         self.optimizer = torch.optim.Adam(self.learned, betas=(0.9, 0.98), eps=1e-9, fused=fused)
