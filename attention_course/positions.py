@@ -319,11 +319,9 @@ def alibi_slopes(
     """
     _check_size("n_heads", n_heads, least=1)
 
-    def geometric(n: int) -> list[float]:
-        return [2.0 ** (-8 * (h + 1) / n) for h in range(n)]
-
     power = 2 ** (n_heads.bit_length() - 1)
-    slopes = geometric(power) + geometric(2 * power)[::2]
+    slopes = [2.0 ** (-8 * (h + 1) / power) for h in range(power)]
+    slopes += [2.0 ** (-4 * (h + 1) / power) for h in range(0, 2 * power, 2)]
     return torch.tensor(slopes[:n_heads])
 
 # %% ../nbs/05_positions.ipynb #955a6def
