@@ -1,4 +1,4 @@
-"""Chapter 07, alignment: `cross_attention_maps` against attention computed by hand, and what it must leave alone."""
+"""Chapter 07: where a decoder looks. `cross_attention_maps` against attention computed by hand, and what it must leave alone."""
 
 import pytest
 import torch
