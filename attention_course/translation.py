@@ -1171,8 +1171,8 @@ def beam_search(
 
             # Can what lives still get into them?
             log_p = log_p.masked_fill(ends, -math.inf)
-            full = best[:, -1] if best.shape[1] == n_best else torch.full_like(best[:, -1], -math.inf)
-            done = log_p.amax(1) / limit.to(log_p.dtype) ** alpha <= full
+            # (While fewer than n_best have ended, the last of `best` is one that has not, with -inf.)
+            done = log_p.amax(1) / limit.to(log_p.dtype) ** alpha <= best[:, -1]
             for i in done.nonzero()[:, 0].tolist():
                 found[int(sentence[i])] = [
                     Hypothesis([t for t in ids if t != PAD], score, total)
