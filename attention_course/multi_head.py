@@ -48,9 +48,9 @@ def _check_options(*, d_head, dropout, bias, fused, rotary, attend, **sizes) -> 
     if rotary is not None:
         if not callable(rotary):
             raise TypeError(f"rotary is a {type(rotary).__name__}; expected a RotaryPositions")
-        d_head = d_model // n_heads if d_head is None else d_head
-        if (width := getattr(rotary, "d_head", d_head)) != d_head:
-            raise ValueError(f"rotary turns heads of d_head={width}, but here d_head={d_head}")
+        here = d_head or d_model // n_heads
+        if (width := getattr(rotary, "d_head", here)) != here:
+            raise ValueError(f"rotary turns heads of d_head={width}, but here d_head={here}")
 
 
 def _check_memory(module, context, cache, positions) -> None:
