@@ -319,7 +319,9 @@ def alibi_slopes(
     """
     _check_size("n_heads", n_heads, least=1)
 
-    power = 2 ** (n_heads.bit_length() - 1)
+    power = 1  # the largest power of two that is not above n_heads
+    while 2 * power <= n_heads:
+        power *= 2
     slopes = [2.0 ** (-8 * (h + 1) / power) for h in range(power)]
     slopes += [2.0 ** (-4 * (h + 1) / power) for h in range(0, 2 * power, 2)]
     return torch.tensor(slopes[:n_heads])
