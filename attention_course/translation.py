@@ -1232,7 +1232,7 @@ def sample(
         _check_number("top_p", top_p, "a number above 0 and at most 1", lambda p: 0 < p <= 1)
 
     def draw(log_p):
-        log_p = log_p / temperature
+        log_p = log_p / min(max(temperature, 1e-30), 1e30)  # beyond that float32 would overflow
         if top_k is not None or top_p is not None:
             log_p = keep_likely(log_p, top_k=top_k, top_p=top_p)
         return torch.multinomial(log_p.softmax(-1), 1, generator=generator)[:, 0]
