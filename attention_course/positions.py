@@ -28,8 +28,9 @@ def _check_positions(positions, shape: tuple[int, ...]) -> None:
     if kind not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         raise TypeError(f"positions is {kind}; expected a tensor of whole numbers")
     n, batch = shape[-2], shape[0] if len(shape) > 2 else None
-    fits = [(n,)] if batch is None else [(n,), (1, n), (batch, n)]
-    if tuple(positions.shape) not in fits:
+    # Axis by axis: to compare whole shapes would tell an exported program that batch and n differ.
+    per_sample = positions.ndim == 2 and batch is not None and positions.shape[0] in (batch, 1)
+    if not (positions.ndim == 1 or per_sample) or positions.shape[-1] != n:
         expected = f"({n},)" if batch is None else f"({n},) or ({batch}, {n})"
         raise ValueError(f"positions has shape {tuple(positions.shape)}; expected {expected}")
     if _readable(positions) and positions.numel() and positions.min() < 0:
