@@ -1154,9 +1154,10 @@ class Exported(nn.Module):
         return (ids, tokens(batch, n + 2, seed=1)) if self.what == "transformer" else (ids,)
 
 
-EXPORTED = [f"{what}-{kind}" for what in ("transformer", "gpt") for kind in KINDS] + ["encoder-sinusoidal"]
+EXPORTED = [*(f"gpt-{kind}" for kind in KINDS), "transformer-learned", "encoder-rotary"]  # more of them in test_transformer.py
 
 
+@pytest.mark.skipif(torch.__version__ < "2.5", reason="torch 2.4 cannot export models with dynamic lengths and masks")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPORTED)
 def test_g75_an_exported_model_takes_any_batch_and_length(name):
