@@ -76,7 +76,7 @@ def test_the_hooks_are_gone_after_an_error_too():
 
 
 @pytest.mark.usefixtures("no_shape_check")
-@pytest.mark.parametrize("wrong", [nn.Linear(2, 2), nn.Transformer(16, 2, 1, 1, 8), Transformer(TransformerConfig.tiny(12, n_decoder_layers=0))])
+@pytest.mark.parametrize("wrong", [nn.Linear(2, 2), nn.Transformer(16, 2, 1, 1, 8, batch_first=True), Transformer(TransformerConfig.tiny(12, n_decoder_layers=0))])
 def test_a_model_without_such_layers_is_refused(wrong):
     with pytest.raises(TypeError, match=f"model is a {type(wrong).__name__}; expected a Transformer"):
         cross_attention_maps(wrong, SRC, TGT)
