@@ -1395,7 +1395,7 @@ RECIPES: dict[str, dict[str, dict]] = {
     "cpu": {
         "data": dict(vocabulary=6000),
         "model": dict(**_SMALL, dropout=0.1),
-        "fit": dict(epochs=12, max_tokens=2000, warmup=1000, factor=1.2, smoothing=0.1, ema=0.998, every=127),
+        "fit": dict(epochs=10, max_tokens=2000, warmup=1000, factor=1.2, smoothing=0.1, ema=0.998, every=127),
     },
     # the same, stopped after a quarter of the time, with a schedule to match
     "quick": {
