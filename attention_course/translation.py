@@ -687,7 +687,7 @@ def _curve(history: list[dict], says: str) -> Any:
     low, high = min((y for _, y in points), default=0), max((y for _, y in points), default=1)
     low, high, last = math.floor(low), max(math.ceil(high), math.floor(low) + 1), max((x for x, _ in points), default=0)
 
-    def place(x: float, y: float) -> str:
+    def place(x, y):
         return f"{40 + 360 * x / max(last, 1):.1f},{150 - 140 * (y - low) / (high - low):.1f}"
 
     drawn = []
