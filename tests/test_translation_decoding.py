@@ -371,6 +371,7 @@ def test_a_tail_is_cut_where_its_definition_says():
         assert torch.equal(kept[kept > -math.inf], log_p[kept > -math.inf])
     assert torch.equal(keep_likely(log_p, top_k=2) > -math.inf, torch.tensor([[0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 1, 0]]).bool())
     assert torch.equal(log_p, before)
+    assert (keep_likely(torch.tensor([1.0, 1e-9]).log(), top_p=1.0) > -math.inf).all()  # all is all, however unlikely
     for logits in (log_p.float() + 3, log_p[0], log_p[None]):  # logits do as well, with any axes in front
         assert torch.equal(keep_likely(logits, top_p=0.7) > -math.inf, (keep_likely(log_p, top_p=0.7) > -math.inf)[0 if logits.ndim == 1 else ...].view(logits.shape))
 
