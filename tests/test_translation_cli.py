@@ -413,7 +413,6 @@ def test_words_are_drawn_anew_where_the_recipe_says_so(said, monkeypatch):
     )
     assert said("train", "--recipe", "gpu", "--out", "here", "--device", "cpu")[0] == 0
     assert 0.3 in calls and 0.0 in calls  # training, and validation
-    monkeypatch.undo()
 
 
 def test_training_leaves_the_generators_outside_alone(said):
@@ -765,11 +764,11 @@ def test_after_kill_9_the_same_command_goes_on_as_if_nothing_had_been(said, date
 
 
 @pytest.mark.slow
-def test_two_processes_train_what_one_would_and_speak_once(said, monkeypatch):
+def test_two_processes_train_what_one_would_and_speak_once(said, monkeypatch, tmp_path):
     monkeypatch.undo()  # the true recipe
-    here = os.getcwd()
+    monkeypatch.chdir(tmp_path)
     command = ("attention_course.translation", "train", "--task", "dates", "--steps", 2, "--device", "cpu")
-    out, _ = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m", *command, "--out", f"{here}/two")
+    out, _ = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m", *command, "--out", "two")
     assert out.count("2 steps, ") == out.count("Next: ") == 1
     assert sorted(os.listdir("two")) == ["step-00000000.safetensors", "step-00000002.safetensors", "task.json", "vocabulary.json"]
     alone, _, _ = train_translator("one", task="dates", steps=2, accumulate=2, progress=False)
