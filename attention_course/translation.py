@@ -690,7 +690,7 @@ def _curve(history: list[dict], says: str) -> Any:
     def place(x, y):
         return f"{40 + 360 * x / max(last, 1):.1f},{150 - 140 * (y - low) / (high - low):.1f}"
 
-    drawn = []
+    drawn = ['<text x="44" y="20">loss per token</text>']
     for y in range(low, high + 1, max(1, (high - low) // 5)):
         at = place(0, y).split(",")[1]
         drawn.append(f'<path d="M40,{at}h360" stroke="currentColor" opacity="0.2"/><text x="34" y="{at}" dy="4" text-anchor="end">{y}</text>')
