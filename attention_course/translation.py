@@ -1389,7 +1389,7 @@ RECIPES: dict[str, dict[str, dict]] = {
     "dates": {
         "data": dict(pairs=11000, held_out=1000),
         "model": dict(d_model=64, n_heads=4, d_ff=128, n_layers=2, norm_first=True, positions="rotary", dropout=0.0),
-        "fit": dict(steps=900, max_tokens=1500, warmup=300, factor=0.5, smoothing=0.0, ema=0.99),
+        "fit": dict(steps=900, max_tokens=1000, warmup=300, factor=0.5, smoothing=0.0, ema=0.99),
     },
     # about an hour on two CPU cores
     "cpu": {
