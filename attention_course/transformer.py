@@ -340,7 +340,7 @@ class Encoder(nn.Module):
     ) -> Float[Tensor, "batch n d_model"]:
         "All layers in turn."
         caches = _per_layer(cache, self.layers, 1)
-        if self.alibi:
+        if self.alibi and len(self.layers):
             mask = combine_masks(mask, _distance_bias(self.layers[0].attention, x, cache))
         for layer, (own,) in zip(self.layers, caches, strict=True):
             x = layer(x, mask, causal=causal, cache=own, positions=positions)
@@ -388,7 +388,7 @@ class Decoder(nn.Module):
     ) -> Float[Tensor, "batch n d_model"]:
         "All layers in turn, each with the same memory."
         caches = _per_layer(cache, self.layers, 2)
-        if self.alibi:
+        if self.alibi and len(self.layers):
             mask = combine_masks(mask, _distance_bias(self.layers[0].attention, x, cache))
         for layer, (own, across) in zip(self.layers, caches, strict=True):
             x = layer(x, memory, mask, memory_mask, cache=own, memory_cache=across, positions=positions)

@@ -813,3 +813,10 @@ def test_every_argument_of_the_public_classes_is_explained():
     for kind in (FeedForward, EncoderLayer, DecoderLayer, Encoder, Decoder, Transformer, TransformerConfig, KVCache):
         assert kind.__doc__ and kind.__module__ == "attention_course.transformer"
     assert "view(" not in source and "print(" not in source
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "alibi", None])
+def test_stacks_without_layers_hand_on_what_they_get(positions):
+    model = Transformer(TransformerConfig.tiny(9, n_layers=0, positions=positions))
+    ids = torch.ones(1, 3, dtype=torch.long)
+    assert model(ids, ids).shape == (1, 3, 9)
