@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -50,6 +51,15 @@ def make_tiny(patch, known=TINY):
     patch.setattr(translation, "load_multi30k", lambda folder=None: CORPUS)
 
 
+@contextmanager
+def one_thread():
+    "Sums are rounded by the number of threads, and only the same number gives the same bits."
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def small_and_alone(monkeypatch, tmp_path):
     "Tiny recipes, one thread, an empty folder, and no word of `torchrun`."
@@ -57,17 +67,15 @@ def small_and_alone(monkeypatch, tmp_path):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="module")
 def dates(tmp_path_factory):
     "A translator of dates that has been trained for six steps: it knows nothing, but it speaks."
     folder = tmp_path_factory.mktemp("trained") / "dates"
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, one_thread():
         make_tiny(patch)
         train_translator(folder, task="dates", progress=False)
     return folder
@@ -76,7 +84,7 @@ def dates(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sentences(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "sentences"
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, one_thread():
         make_tiny(patch)
         train_translator(folder, progress=False)
     return folder
@@ -369,6 +377,15 @@ def test_a_finished_training_says_so_and_a_later_end_lets_it_go_on(said, dates):
     assert_same(tensors("here"), tensors(dates))
 
 
+@pytest.fixture
+def listening():
+    "Ctrl-C reaches Python, also where the tests were started in the background, which ignores it."
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listening")
 def test_ctrl_c_ends_with_130_and_the_same_command_goes_on_as_if_nothing_had_been(said, monkeypatch, dates):
     steps, update = [], translation._Run.update
 
@@ -388,6 +405,7 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on_as_if_nothing_had_bee
     assert_same(tensors("here"), tensors(dates))
 
 
+@pytest.mark.usefixtures("listening")
 def test_ctrl_c_while_translating(said, monkeypatch, dates):
     monkeypatch.setattr(translation, "beam_search", lambda *_, **__: signal.raise_signal(signal.SIGINT))
     assert said("translate", "--model", dates, "x") == (130, "", "\nStopped.\n")
