@@ -5,6 +5,8 @@ PYTHON ?= python3
 PORT   ?= 8000
 PY      = $(shell $(PYTHON) tools/env.py which 2> /dev/null)
 PYTEST  = $(PY) -m pytest -q
+# Several tests at a time, each with one thread.
+MANY    = -n auto --maxprocesses 4 --dist worksteal
 HTML    = book/_build/html
 
 .DEFAULT_GOAL := help
@@ -37,10 +39,10 @@ lib: env ## notebooks -> library, README and links; cleans the notebooks
 test: test-checkout test-wheel ## unit tests, on the checkout and on the installed wheel
 
 test-checkout: env
-	@$(PYTEST) tests --ignore=tests/browser --ignore=tests/test_book.py
+	@OMP_NUM_THREADS=1 $(PYTEST) $(MANY) tests --ignore=tests/browser --ignore=tests/test_book.py
 
 test-wheel: env
-	@$(PY) tools/test_wheel.py
+	@OMP_NUM_THREADS=1 $(PY) tools/test_wheel.py $(MANY)
 
 book: lib ## builds the book, runs changed chapters as Colab would, says where to open it
 	@$(PY) tools/book.py

@@ -329,7 +329,7 @@ def fused_attention(
     if len(lead) != 2:
         output = output.reshape(*lead, *output.shape[-2:])
     output = output.to(dtype)
-    return output if blind is None else output.masked_fill(blind, 0)
+    return output if blind is None else torch.where(blind, 0.0, output)  # keeps strides, unlike masked_fill
 
 
 def _four_axes(x: Tensor, lead: tuple[int, ...]) -> Shaped[Tensor, "b h n d"]:

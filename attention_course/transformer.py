@@ -340,8 +340,7 @@ class Encoder(nn.Module):
     ) -> Float[Tensor, "batch n d_model"]:
         "All layers in turn."
         caches = _per_layer(cache, self.layers, 1)
-        if self.alibi and len(self.layers):
-            mask = combine_masks(mask, _distance_bias(self.layers[0].attention, x, cache))
+        mask = _with_distance(self, mask, x, cache)
         for layer, (own,) in zip(self.layers, caches, strict=True):
             x = layer(x, mask, causal=causal, cache=own, positions=positions)
         return x if self.norm is None else self.norm(x)
@@ -358,7 +357,7 @@ class Encoder(nn.Module):
         return ours.train(module.training)
 
     def to_torch(self) -> nn.TransformerEncoder:
-        "The same stack as torch's, with copied weights; raises as `EncoderLayer.to_torch` does, and for `alibi`."
+        "The same stack as torch's, with copied weights; raises as `EncoderLayer.to_torch` does, and for `alibi` or without layers."
         return _stack_to_torch(self, nn.TransformerEncoder)
 
 
@@ -388,8 +387,7 @@ class Decoder(nn.Module):
     ) -> Float[Tensor, "batch n d_model"]:
         "All layers in turn, each with the same memory."
         caches = _per_layer(cache, self.layers, 2)
-        if self.alibi and len(self.layers):
-            mask = combine_masks(mask, _distance_bias(self.layers[0].attention, x, cache))
+        mask = _with_distance(self, mask, x, cache)
         for layer, (own, across) in zip(self.layers, caches, strict=True):
             x = layer(x, memory, mask, memory_mask, cache=own, memory_cache=across, positions=positions)
         return x if self.norm is None else self.norm(x)
@@ -406,7 +404,7 @@ class Decoder(nn.Module):
         return ours.train(module.training)
 
     def to_torch(self) -> nn.TransformerDecoder:
-        "The same stack as torch's, with copied weights; raises as `DecoderLayer.to_torch` does, and for `alibi`."
+        "The same stack as torch's, with copied weights; raises as `DecoderLayer.to_torch` does, and for `alibi` or without layers."
         return _stack_to_torch(self, nn.TransformerDecoder)
 
 # %% ../nbs/06_transformer.ipynb #f226b9a5
@@ -422,15 +420,21 @@ def _per_layer(cache, layers, each: int) -> list:
     return [tuple(cache[i : i + each]) for i in range(0, len(cache), each)]
 
 
-def _distance_bias(attention: MultiHeadAttention, x: Tensor, cache) -> Float[Tensor, "1 h n_q n_k"]:
-    past = cache[0].length if cache else 0
+def _with_distance(stack, mask, x: Tensor, cache):
+    "The mask of a stack's self-attention, with the bias of ALiBi on top where the stack has it."
+    if not (stack.alibi and len(stack.layers)):
+        return mask
+    n, past = x.shape[-2], cache[0].length if cache else 0
     wide = torch.promote_types(x.dtype, torch.float32)
-    return alibi_bias(attention.n_heads, x.shape[-2], past + x.shape[-2], dtype=wide, device=x.device)[None]
+    heads = stack.layers[0].attention.n_heads
+    return combine_masks(mask, alibi_bias(heads, n, past + n, dtype=wide, device=x.device)[None])
 
 
 def _stack_to_torch(stack, cls) -> nn.Module:
     if stack.alibi:
         raise ValueError(f"alibi=True has no counterpart in nn.{cls.__name__}")
+    if not len(stack.layers):
+        raise ValueError(f"a stack without layers has no counterpart in nn.{cls.__name__}")
     layers = [layer.to_torch() for layer in stack.layers]
     options = {} if cls is nn.TransformerDecoder else {"enable_nested_tensor": False}
     made = cls(layers[0], len(layers), copy.deepcopy(stack.norm), **options)

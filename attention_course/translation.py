@@ -1083,10 +1083,10 @@ def greedy_decode(
     model: nn.Module,  # a `Transformer`
     src: Integer[Tensor, "batch n_s"],  # ids of the source sentences, padded
     *,
-    max_len: int | None = None,  # tokens at most, </s> included; `None` means source length + 50, for each row
+    max_len: int | None = None,  # tokens at most, `</s>` included; `None` means source length + 50, for each row
     src_mask: Bool[Tensor, "batch 1 1 n_s"] | None = None,  # True at real tokens; `None` means that the model looks for padding
     use_cache: bool = True,  # keep keys and values of what is written, in place of computing them anew
-) -> Integer[Tensor, "batch n"]:  # ids without <s>, with </s> if it came; then <pad>
+) -> Integer[Tensor, "batch n"]:  # ids without `<s>`, with `</s>` if it came; then `<pad>`
     """The translation that takes the likeliest next token at each step.
 
     Raises `TypeError` and `ValueError` for a source that the model cannot read.
@@ -1109,9 +1109,9 @@ def _best(scores: Float[Tensor, "rows n"], k: int) -> tuple[Float[Tensor, "rows 
 class Hypothesis(NamedTuple):
     "A translation that beam search found."
 
-    ids: list[int]  # without <s>, with </s> if it came
-    score: float  # log_probability / len(ids)**alpha
-    log_probability: float  # of all its tokens, </s> included
+    ids: list[int]  # without `<s>`, with `</s>` if it came
+    score: float  # `log_probability / len(ids) ** alpha`
+    log_probability: float  # of all its tokens, `</s>` included
 
 # %% ../nbs/07_translation.ipynb #2516d610
 #| code-fold: true
@@ -1121,9 +1121,9 @@ def beam_search(
     src: Integer[Tensor, "batch n_s"],  # ids of the source sentences, padded
     *,
     beam: int = 4,  # how many continuations are kept at each step; 1 is greedy decoding
-    alpha: float = 1.0,  # score = log-probability / n**alpha, n tokens with </s>; 0 is the bare log-probability
+    alpha: float = 1.0,  # score = log-probability / `n ** alpha`, n tokens with `</s>`; 0 is the bare log-probability
     n_best: int = 1,  # hypotheses returned for each sentence, at most
-    max_len: int | None = None,  # tokens at most, </s> included; `None` means source length + 50, for each row
+    max_len: int | None = None,  # tokens at most, `</s>` included; `None` means source length + 50, for each row
     src_mask: Bool[Tensor, "batch 1 1 n_s"] | None = None,  # True at real tokens; `None` means that the model looks for padding
     use_cache: bool = True,  # keep keys and values of what is written, in place of computing them anew
 ) -> list[list[Hypothesis]]:  # for each sentence its hypotheses, best first
@@ -1216,10 +1216,10 @@ def sample(
     top_k: int | None = None,  # draw from the k likeliest only; `None` means all
     top_p: float | None = None,  # draw from the fewest that together have this share; `None` means all
     generator: torch.Generator | None = None,  # where the randomness comes from, on the device of `src`; `None` means torch's global one
-    max_len: int | None = None,  # tokens at most, </s> included; `None` means source length + 50, for each row
+    max_len: int | None = None,  # tokens at most, `</s>` included; `None` means source length + 50, for each row
     src_mask: Bool[Tensor, "batch 1 1 n_s"] | None = None,  # True at real tokens; `None` means that the model looks for padding
     use_cache: bool = True,  # keep keys and values of what is written, in place of computing them anew
-) -> Integer[Tensor, "batch n"]:  # ids without <s>, with </s> if it came; then <pad>
+) -> Integer[Tensor, "batch n"]:  # ids without `<s>`, with `</s>` if it came; then `<pad>`
     """A translation drawn from the model's distribution, token by token.
 
     Raises `TypeError` and `ValueError` for a source that the model cannot read, and for options out of range.

@@ -28,6 +28,7 @@ class Page(HTMLParser):
     "What the tests ask of a page: ids, addresses, pictures, meta data, and the text of the article."
 
     VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+    CODE = {"pre", "code", "dt"}    # a `dt` is a signature
 
     def __init__(self, path):
         super().__init__()
@@ -52,14 +53,14 @@ class Page(HTMLParser):
             self.meta[a.get("property") or a.get("name")] = a.get("content")
         if tag in ("script", "style"):
             self.scripts.append(tag)
-        self.code += tag in ("pre", "code")
+        self.code += tag in self.CODE
         if self.inside or tag == "article":
             self.inside += tag not in self.VOID
 
     def handle_endtag(self, tag):
         if tag in ("script", "style") and self.scripts:
             self.scripts.pop()
-        self.code -= tag in ("pre", "code")
+        self.code -= tag in self.CODE
         if self.inside and tag not in self.VOID:
             self.inside -= 1
 

@@ -1072,10 +1072,10 @@ def saved(x):
 OPTIONS = {
     **{f"feed-forward-{activation}": partial(FeedForward, D, 24, activation=activation) for activation in ("relu", "gelu", "swiglu")},
     "feed-forward-no-bias": partial(FeedForward, D, 24, bias=False),
-    **{f"encoder-layer-{option}-{value}": partial(layer, **{option: value}) for option, value in (
+    **{f"encoder-layer-{option}-{getattr(value, '__name__', value)}": partial(layer, **{option: value}) for option, value in (
         ("norm_first", True), ("bias", False), ("dropout", 0.1), ("activation", "gelu"), ("activation", "swiglu"), ("n_kv_heads", 1),
         ("eps", 1e-6), ("rotary", RotaryPositions(8)), ("attend", fused_attention))},
-    **{f"attention-{option}-{value}": partial(MultiHeadAttention, D, 2, **{option: value}) for option, value in (
+    **{f"attention-{option}-{getattr(value, '__name__', value)}": partial(MultiHeadAttention, D, 2, **{option: value}) for option, value in (
         ("fused", True), ("bias", False), ("n_kv_heads", 1), ("d_head", 5), ("dropout", 0.1), ("rotary", RotaryPositions(8, interleaved=True)),
         ("attend", fused_attention))},
     "sinusoidal": partial(SinusoidalPositions, D), "learned": partial(LearnedPositions, 9, D),

@@ -155,12 +155,15 @@ def test_round_trip_keeps_weights_mode_and_what_is_frozen_and_draws_nothing(kind
         (lambda: DecoderLayer(12, 3, 20, activation="swiglu").to_torch(), "swiglu"),
         (lambda: DecoderLayer(12, 3, 20, d_memory=8).to_torch(), "d_memory=8"),
         (lambda: Encoder([EncoderLayer(12, 3, 20)], alibi=True).to_torch(), "alibi"),
+        (lambda: Encoder([]).to_torch(), "without layers"),
+        (lambda: Decoder([], alibi=True).to_torch(), "alibi"),
+        (lambda: Decoder([]).to_torch(), "without layers"),
         (lambda: EncoderLayer.from_torch(nn.TransformerEncoderLayer(12, 3, 20, activation=torch.tanh)), "activation"),
         (lambda: EncoderLayer.from_torch(nn.TransformerEncoderLayer(12, 3, 20, activation=nn.GELU("tanh"))), "approximate"),
         (lambda: Transformer.from_torch(nn.Transformer(12, 3, 0, 1, 20), 30), "no layers"),
         (lambda: Transformer.from_torch(nn.Transformer(12, 3, 1, 1, 20), 30, d_model=12), "d_model is decided by the module"),
     ],
-    ids=range(11),
+    ids=range(14),
 )
 def test_what_has_no_counterpart_is_refused(make, says):
     with pytest.raises(ValueError, match=says):
@@ -751,15 +754,17 @@ def test_attention_with_a_cache_and_one_sample_without_a_batch_axis():
 LENGTHS = [(5, 7), (9, 4), (3, 8)]
 
 
+@pytest.mark.slow
 @KINDS
 def test_a_model_compiles_without_graph_breaks(positions, compiled):
-    m = model(positions=positions, norm_first=True, activation="swiglu")
+    m = model(positions=positions, norm_first=True, activation="swiglu", n_layers=1)
     f = compiled(m)
     for n_t, n_s in LENGTHS:
         src, tgt = padded((n_s, 2), (n_t, 3))
         close(f(src, tgt), m(src, tgt))
 
 
+@pytest.mark.slow
 @ORDERS
 def test_encoder_and_decoder_compile_without_graph_breaks(norm_first, compiled):
     encoder = moved(Encoder([EncoderLayer(12, 3, 20, norm_first=norm_first)], nn.LayerNorm(12)))
@@ -768,6 +773,7 @@ def test_encoder_and_decoder_compile_without_graph_breaks(norm_first, compiled):
         close(f(normal(2, n, 12), causal=True), encoder(normal(2, n, 12), causal=True))
 
 
+@pytest.mark.slow
 def test_a_decoder_compiles_without_graph_breaks(compiled):
     decoder = moved(Decoder([DecoderLayer(12, 3, 20)]))
     f = compiled(decoder)

@@ -1,4 +1,7 @@
-"""The unit tests once more, on the wheel as a user would have it: unpacked in a folder of its own, the checkout out of reach."""
+"""The unit tests once more, on the wheel as a user would have it: unpacked in a folder of its own, the checkout out of reach.
+
+Those marked slow have run on the checkout, and what they test is not how the library is packed.
+"""
 import os
 import subprocess
 import sys
@@ -12,7 +15,7 @@ with tempfile.TemporaryDirectory() as folder:
     subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-deps", "--no-compile",
                     "--target", folder, package.wheel()], check=True)
     # -P keeps the current folder, which holds the checkout's package, off Python's path.
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-m", "not checkout", "-p", "no:cacheprovider", ROOT / "tests",
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-m", "not checkout and not slow", "-p", "no:cacheprovider", ROOT / "tests",
                f"--ignore={ROOT / 'tests' / 'browser'}", f"--ignore={ROOT / 'tests' / 'test_book.py'}", *sys.argv[1:]]
     environment = dict(os.environ, PYTHONPATH=folder, TEST_INSTALLED=os.path.realpath(folder), PYTHONDONTWRITEBYTECODE="1")
     sys.exit(subprocess.run(command, cwd=ROOT, env=environment).returncode)

@@ -75,8 +75,9 @@ def signature(function):
 
 
 def comment(node, comments):
-    "The comment on the line where a node ends, or on the next line where a bracket closes."
-    return comments.get(node.end_lineno, "")
+    "The comment on the line where a node ends, as Markdown in which `<` outside of code is a mere character."
+    parts = comments.get(node.end_lineno, "").split("`")
+    return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))
 
 
 def table(function, comments):
