@@ -637,10 +637,11 @@ class Transformer(nn.Module):
         self,
         src: Integer[Tensor, "batch n_s"],  # ids of the source
         tgt: Integer[Tensor, "batch n_t"],  # ids of the target so far, the start token first
-        src_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,  # as in `encode`
+        src_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,  # for source tokens, (batch, 1, 1, n_s), in encoder and decoder; `None` hides padding
         tgt_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,  # as in `decode`
     ) -> Float[Tensor, "batch n_t vocab"]:  # logits: row t is about token t + 1
-        "Encode, then decode."
+        "Encode, then decode. (For a mask with a row for each query, which the decoder cannot share, call both yourself.)"
+        _check_one_row("src_mask", src_mask)
         memory = self.encode(src, src_mask)
         memory_mask = self.padding(src) if src_mask is None else src_mask
         return self.decode(tgt, memory, memory_mask, tgt_mask)
@@ -747,6 +748,15 @@ def _check_ids(name: str, ids, vocab: int) -> None:
         low, high = ids.aminmax()
         if low < 0 or high >= vocab:
             raise ValueError(f"{name} has the id {(low if low < 0 else high).item()}; the vocabulary has 0 to {vocab - 1}")
+
+
+def _check_one_row(name: str, mask) -> None:
+    "Raise if the mask has a row for each query: other queries would read it as theirs."
+    if isinstance(mask, Tensor) and mask.ndim > 1 and mask.shape[-2] != 1:
+        raise ValueError(
+            f"{name} has shape {tuple(mask.shape)}; expected one row for all queries, (batch, 1, 1, n_s), "
+            "as the decoder reads it, too. For a row for each query call encode and decode"
+        )
 
 
 def _added_positions(c: TransformerConfig) -> nn.Module | None:

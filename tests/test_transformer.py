@@ -405,6 +405,22 @@ def test_the_source_mask_goes_to_the_memory_and_the_targets_does_not():
         assert m(src, tgt).isfinite().all()
 
 
+@pytest.mark.parametrize("n_t", [5, 3], ids=["equal lengths", "unequal lengths"])
+def test_a_source_mask_with_a_row_for_each_query_is_refused_and_one_row_is_not(n_t):
+    m, src, tgt = model(), ids(2, 5), ids(2, n_t)
+    full = torch.ones(5, 5, dtype=torch.bool).tril()
+    for mask in (full, full[None, None], full[None, None].double(), full.expand(2, 2, 5, 5)):
+        with pytest.raises(ValueError, match=r"src_mask has shape \(.*5, 5\); expected one row for all queries, .* call encode and decode"):
+            m(src, tgt, mask)
+    row = torch.tensor([True, True, True, False, False])
+    for mask in (row, row[None], row.expand(2, 1, 1, 5), torch.zeros(5).double().masked_fill(~row, -torch.inf)[None]):
+        close(m(src, tgt, mask), m(src[:, :3], tgt))
+    # By hand, each part has its own mask: the encoder looks back only, the decoder sees all.
+    memory = m.encode(src, full)
+    close(memory[:, :1], m.encode(src[:, :1]))
+    assert (m.decode(tgt, memory) - m(src, tgt)).abs().max() > 1e-3
+
+
 def test_scaled_embeddings_and_logits_without_a_factor():
     m, plain = model(), model(scale_embeddings=False)
     plain.load_state_dict(m.state_dict())
