@@ -7,10 +7,10 @@ also drops attention weights and hidden units, as it always does. Marian is of t
 All write as many tokens as they are told: none may end. `nn.Transformer` has no cache and reads all it wrote at each step.
 Peak memory is how much the resident set of a fresh process grows in three steps.
 """
+import gc
 import importlib.util
 import json
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +23,7 @@ from attention_course import Transformer, TransformerConfig
 from attention_course.translation import BOS, EOS, PAD, beam_search, greedy_decode, label_smoothed_loss
 
 DEVICE = "cpu"
+FORGET = Path("/proc/self/clear_refs")      # a 5 written there: the largest resident set so far is that of now
 SIZES = {
     "small": dict(vocab_size=6000, d_model=256, n_heads=4, d_ff=512, n_layers=3),
     "base": dict(vocab_size=8000, d_model=512, n_heads=8, d_ff=2048, n_layers=6),
@@ -161,26 +162,28 @@ def same_training(case):
 
 
 def peak_mb(side, case):
-    "By how many MB a fresh process grows."
+    "By how many MB a fresh process grows; `None` elsewhere than on Linux."
+    if not FORGET.exists():
+        return None
     command = [sys.executable, __file__, "--memory", side, json.dumps(case)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    return round(float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]))
 
 
-def resident_mb():
-    "The largest resident set so far, of this program alone (what `resource` says on Linux is inherited from the parent)."
-    status = Path("/proc/self/status")
-    if status.exists():
-        return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2     # macOS counts bytes
+def resident_mb(field):
+    "The resident set of this program: `VmRSS` now, `VmHWM` at its largest. (What `resource` says on Linux is inherited from the parent.)"
+    return int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
 
 
 def grow(side, case):
+    "Prints by how much three steps let the memory grow, from what the model alone takes: making a model can take more for a while."
     torch.set_num_threads(2)
     step, _ = step_of(side, case)
-    before = resident_mb()
+    gc.collect()
+    before = resident_mb("VmRSS")
+    FORGET.write_text("5")
     for _ in range(3):
         step()
-    print(resident_mb() - before)
+    print(resident_mb("VmHWM") - before)
 
 
 def training_rows(case, timed):
@@ -189,7 +192,7 @@ def training_rows(case, timed):
     taken = timed({side: step for side, (step, _) in made.items()})
     tokens = len(batch_of(case)[2])
     sizes = {side: sum(p.numel() for p in model.parameters()) for side, (_, model) in made.items()}
-    memory = {side: round(peak_mb(side, case)) for side in made}
+    memory = {side: peak_mb(side, case) for side in made}
     return [row(taken, peer, tokens, ours_mb=memory["ours"], peer_mb=memory[peer], ours_parameters=sizes["ours"], peer_parameters=sizes[peer])
             for peer in made if peer != "ours"]
 
