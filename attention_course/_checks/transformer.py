@@ -99,17 +99,19 @@ def _masks(attempt):
                 "the padding is not hidden": past.expand(batch, n_t, n_t),
                 "the triangle lies the wrong way: rows ask, columns are asked": t & past.T,
                 "a word may see itself, too": t & past.tril(-1),
-                "you hid padded queries (rows); hide padded keys (columns)": t.mT & past,
+                "you hid padded queries (rows); hide padded keys (columns) only": t.mT & past,
             },
             "encoder": {
                 "the encoder reads both ways: it is not causal": s & torch.ones(n_s, n_s, dtype=torch.bool).tril(),
                 "the padding is not hidden": torch.ones(batch, n_s, n_s, dtype=torch.bool),
                 "you hid padded queries (rows); hide padded keys (columns)": s.mT.expand(batch, n_s, n_s),
+                "you hid padded queries, too (rows); hide padded keys only (columns)": s & s.mT,
             },
             "cross": {
                 "it hides padding of the target; what is asked is the source": t.mT.expand(batch, n_t, n_s),
                 "rows are those who ask, the target, and columns the source: yours is turned around": s.mT.expand(batch, n_s, n_t),
                 "the padding of the source is not hidden": torch.ones(batch, n_t, n_s, dtype=torch.bool),
+                "you hid padded queries, too (rows); hide padded keys only (columns)": t.mT & s,
                 "it is causal; the whole source may be seen": s & torch.ones(n_t, n_s, dtype=torch.bool).tril(),
             },
         }
