@@ -168,7 +168,7 @@ class LearnedPositions(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        "Small random rows, as BERT and GPT-2 begin."
+        "Small random rows, as BERT begins."
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(
@@ -236,7 +236,7 @@ class RotaryPositions(nn.Module):
         self,
         d_head: int,  # width of each head
         *,
-        base: float = 10000.0,  # the slowest pair turns by about 1 / base per position
+        base: float = 10000.0,  # frequencies are base ** (-2c / d_rotary): the larger, the slower the slow pairs turn
         interleaved: bool = False,  # pairs are neighbours, as in the paper; else column c goes with c + d_rotary / 2
         d_rotary: int | None = None,  # how many of the columns turn, an even number; `None` means all
     ):
@@ -312,7 +312,7 @@ def reorder_rotary(
 def alibi_slopes(
     n_heads: int,
 ) -> Float[Tensor, "n_heads"]:  # how much each head's score falls per step of distance
-    """Slopes from steep to flat, a geometric sequence for 8 heads: 1/2, 1/4, …, 1/256.
+    """Slopes, a geometric sequence where n_heads is a power of two; for 8 heads: 1/2, 1/4, …, 1/256.
 
     For a count that is no power of two: those of the next smaller power, then every second
     of twice that power. Source: Press et al. 2022, §3, and its published code for other counts.
