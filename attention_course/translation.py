@@ -99,7 +99,7 @@ def _han(n: int, tens: Sequence[str] = ("", "十", "二十", "三十")) -> str:
 @cache
 def _years(y: int) -> dict[str, str]:
     han = "".join(_HAN[int(digit)] for digit in str(y))
-    return {"y": str(y), "y_words": _year_words(y), "y_zh": f"{y}年", "y_han": f"{han}年", "y_零": han.replace("〇", "零") + "年"}
+    return {"y": str(y), "y_words": _year_words(y), "y_zh": f"{y}年", "y_han": f"{han}年", "y_ling": han.replace("〇", "零") + "年"}
 
 
 @cache
@@ -114,14 +114,14 @@ def _days(d: int) -> dict[str, str]:
     old = _han(d, ("", "十", "廿", "卅"))
     return {
         "d": str(d), "d_th": f"{d}{th}", "d_words": _words(d, _ORDINALS),
-        "d_zh": f"{d}日", "d_02": f"{d:02}日", "d_号": f"{d}号", "d_han": f"{_han(d)}日", "d_han号": f"{_han(d)}号", "d_廿": f"{old}日",
+        "d_zh": f"{d}日", "d_02": f"{d:02}日", "d_hao": f"{d}号", "d_han": f"{_han(d)}日", "d_han_hao": f"{_han(d)}号", "d_nian": f"{old}日",
     }
 
 
 @cache
 def _weekdays(w: int) -> dict[str, str]:
     name, han = _WEEKDAYS[w], "一二三四五六日"[w]
-    return {"w": name, "w_short": name[:3], "w_zh": f"星期{han}", "w_天": f"星期{han}".replace("日", "天"), "w_周": f"周{han}"}
+    return {"w": name, "w_short": name[:3], "w_zh": f"星期{han}", "w_tian": f"星期{han}".replace("日", "天"), "w_zhou": f"周{han}"}
 
 
 def _written(day: date) -> dict[str, str]:
@@ -137,10 +137,10 @@ _STYLES = {
         "the {d_words} of {m} {y}", "the {d_words} of {m}, {y_words}", "{m} the {d_words}, {y_words}",
     ),
     "zh": (
-        "{y_zh}{m_zh}{d_zh}", "{y_zh}{m_02}{d_02}", "{y_zh}{m_zh}{d_号}",
-        "{y_zh}{m_zh}{d_zh} {w_zh}", "{y_zh}{m_zh}{d_zh}（{w_周}）", "{y_zh}{m_zh}{d_号}，{w_天}",
-        "{y_han}{m_han}{d_han}", "{y_零}{m_han}{d_han}", "{y_han}{m_han}{d_han号}",
-        "{y_han}{m_han}{d_han}，{w_zh}", "公历{y_han}{m_han}{d_廿}",
+        "{y_zh}{m_zh}{d_zh}", "{y_zh}{m_02}{d_02}", "{y_zh}{m_zh}{d_hao}",
+        "{y_zh}{m_zh}{d_zh} {w_zh}", "{y_zh}{m_zh}{d_zh}（{w_zhou}）", "{y_zh}{m_zh}{d_hao}，{w_tian}",
+        "{y_han}{m_han}{d_han}", "{y_ling}{m_han}{d_han}", "{y_han}{m_han}{d_han_hao}",
+        "{y_han}{m_han}{d_han}，{w_zh}", "公历{y_han}{m_han}{d_nian}",
     ),
 }
 
@@ -154,10 +154,13 @@ def date_examples(
     """Days from 1900 to 2099 as people write them, as ISO 8601 does, and what each character tells.
 
     No day comes twice, so that two parts of one list have no day in common.
-    Raises `TypeError` for an n or seed that is no whole number, `ValueError` for
-    languages other than "en" and "zh" and for more days than there are.
+    Raises `TypeError` for an n or seed that is no whole number, `ValueError` for a seed
+    below 0, for languages other than "en" and "zh" and for more days than there are.
     """
     n, seed = operator.index(n), operator.index(seed)
+    if seed < 0:
+        raise ValueError(f"seed={seed}; expected at least 0")  # Python takes -3 for 3
+    languages = languages if isinstance(languages, str) else tuple(languages)
     if isinstance(languages, str) or not languages or not set(languages) <= set(_STYLES):
         raise ValueError(f"languages={languages!r}; expected a tuple of some of {', '.join(map(repr, _STYLES))}")
     days = range(date(1900, 1, 1).toordinal(), date(2100, 1, 1).toordinal())
@@ -278,7 +281,10 @@ class Vocabulary:
         self,
         ids: Sequence[int] | Tensor,  # of one text, on one axis
     ) -> str:  # up to the first `</s>`, without special tokens
-        "The text of ids. Raises `ValueError` for ids that the vocabulary has not."
+        """The text of ids. With subwords a space in front is lost, and `▁` comes back as a space.
+
+        Raises `ValueError` for ids that the vocabulary has not.
+        """
         ids = self._ids(ids)
         ids = ids[: ids.index(EOS)] if EOS in ids else ids
         return self.tokenizer.decode([i for i in ids if i > UNK])
@@ -395,11 +401,13 @@ def token_batches(
 
     A target counts without the `<s>` that `collate` puts before it: a model reads all but its last token.
     Source: Vaswani et al. 2017, §5.1. Raises `ValueError` for an empty
-    sentence, and for one that is longer than `max_tokens` by itself.
+    sentence, for one with `<pad>` in it, and for one that is longer than `max_tokens` by itself.
     """
     max_tokens = operator.index(max_tokens)
     lengths = [(len(source), len(target)) for source, target in pairs]
     for i, sides in enumerate(lengths):
+        if PAD in pairs[i][1] or PAD in pairs[i][0]:
+            raise ValueError(f"pair {i} has the id {PAD} in it, which is `<pad>`: `collate` fills up, where that is needed")
         if not 0 < min(sides) <= max(sides) <= max_tokens:
             raise ValueError(
                 f"pair {i} has {sides[0]} source and {sides[1]} target tokens; "
@@ -409,7 +417,7 @@ def token_batches(
     if generator is not None:  # sorting keeps the order of equals: which of them meet is chance
         order = torch.randperm(len(order), generator=generator).tolist()
     order.sort(key=lambda i: (max(lengths[i]), lengths[i][0] - lengths[i][1]))
-    batches, longest = [], 0
+    batches: list[list[int]] = []
     for i in order:
         longest = max(lengths[i])  # sorted: none before it is longer
         if not batches or (len(batches[-1]) + 1) * longest > max_tokens:
@@ -463,12 +471,12 @@ def label_smoothed_loss(
         raise ValueError(f"targets has shape {tuple(targets.shape)}; logits of shape {tuple(logits.shape)} need {tuple(logits.shape[:-1])}")
     if not 0 <= smoothing <= 1:
         raise ValueError(f"smoothing={smoothing}; expected a share from 0 to 1")
-    ignored = -100 if pad_id is None else pad_id
-    real = targets != ignored
+    real = torch.ones_like(targets, dtype=torch.bool) if pad_id is None else targets != pad_id
     if pad_id is not None:
         logits = logits.masked_fill(~real[..., None], 0)  # what stands there cannot matter, be it NaN
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    options = dict(ignore_index=ignored, label_smoothing=smoothing, reduction="sum")
+    never = -(2**31)  # no token's id; torch's own choice, -100, would be passed over in silence
+    options = dict(ignore_index=never if pad_id is None else pad_id, label_smoothing=smoothing, reduction="sum")
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten().long(), **options) / real.sum().clamp(min=1)
 
 # %% ../nbs/07_translation.ipynb #af28ff1b
@@ -483,11 +491,12 @@ class _BatchLoss(nn.Module):
         "Mean over the real tokens, which stand at `real`; padding is never multiplied by the vocabulary."
         model = self.model
         if hasattr(model, "decode_hidden"):
-            places = torch.arange(max(src.shape[1], tgt.shape[1]), device=src.device)  # padding is on the right
+            # counted once: padding is on the right, so nobody has to look for where a text begins
+            places = torch.arange(max(src.shape[1], tgt.shape[1]), device=src.device)
             memory = model.encode(src, mask := model.padding(src), positions=places[: src.shape[1]])
             hidden = model.decode_hidden(tgt, memory, mask, positions=places[: tgt.shape[1]])
             logits = model.unembed(hidden.flatten(0, 1).index_select(0, real))
-        else:
+        else:  # any other model: logits everywhere, of which some count
             logits = model(src, tgt).flatten(0, 1).index_select(0, real)
         return label_smoothed_loss(logits, labels, smoothing=self.smoothing, pad_id=None)
 
@@ -518,8 +527,22 @@ def _processes(device: torch.device) -> tuple[int, int]:
         atexit.register(dist.destroy_process_group)
     return dist.get_rank(), dist.get_world_size()
 
+# %% ../nbs/07_translation.ipynb #06a16203
+#| code-fold: true
+#| code-summary: How the model is borrowed
+@contextmanager
+def _resting(model):
+    "The model in eval mode, without gradients; afterwards each of its parts is as it was."
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
 # %% ../nbs/07_translation.ipynb #481a43a0
-@torch.no_grad()
 def validation_loss(
     model: nn.Module,  # `model(src, tgt)` returns logits
     pairs: Sequence,  # (source ids, target ids)
@@ -527,16 +550,20 @@ def validation_loss(
     max_tokens: int = 4000,  # as in `token_batches`
     bf16: bool = False,  # compute in bfloat16
 ) -> float:  # nats per real token, without smoothing
-    "How surprised the model is by a token of these sentences, in eval mode. Under `torchrun` each process takes a share."
-    device, was_training = next(model.parameters()).device, model.training
+    """How surprised the model is by a token of these sentences, in eval mode. Under `torchrun` each process takes a share.
+
+    Raises `ValueError` if there are no pairs, and as `token_batches` does."""
+    if not len(pairs):
+        raise ValueError("pairs is empty; there is nothing to measure a loss on")
+    device = next(model.parameters()).device
     rank, world = _processes(device)
-    loss_of = _BatchLoss(model.eval(), 0.0)
     total = torch.zeros(2, dtype=torch.float64, device=device)
-    for batch in token_batches(pairs, max_tokens)[rank::world]:
-        tensors, n = _batch(pairs, batch, device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            total += torch.stack([loss_of(*tensors).double() * n, total.new_tensor(n)])
-    model.train(was_training)
+    with _resting(model):
+        loss_of = _BatchLoss(model, 0.0)
+        for batch in token_batches(pairs, max_tokens)[rank::world]:
+            tensors, n = _batch(pairs, batch, device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                total += torch.stack([loss_of(*tensors).double() * n, total.new_tensor(n)])
     if world > 1:
         dist.all_reduce(total)
     loss, n = total.tolist()
@@ -548,6 +575,8 @@ def _update_average(average: nn.Module, model: nn.Module, step: int, decay: floa
     "average ← β average + (1 − β) weights; β is smaller at first, so that the random start is soon forgotten."
     beta = min(decay, (1 + step) / (10 + step))
     torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - beta)
+    for kept, now in zip(average.buffers(), model.buffers()):
+        kept.copy_(now)  # counted, not learned
 
 # %% ../nbs/07_translation.ipynb #28a379ae
 def _write_file(
@@ -555,6 +584,10 @@ def _write_file(
     data: bytes,  # the whole content
 ) -> None:
     "Write a file that is there whole or not at all, also if the machine stops in the middle."
+    if path.exists() and not path.is_file():  # a pipe, a device: there is nothing to replace
+        path.write_bytes(data)
+        return
+    path = path.resolve()  # a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")  # a name that no other process has
     try:
@@ -617,7 +650,11 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _put(weights: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
-    "Copy saved tensors into those of a model, where tied ones stay tied."
+    "Copy saved tensors into those of a model, where tied ones stay tied. Raises: `ValueError`, before any is copied, if one does not fit."
+    for name, tensor in weights.items():
+        if name not in saved or saved[name].shape != tensor.shape:
+            there = f"shape {tuple(saved[name].shape)}" if name in saved else "none"
+            raise ValueError(f"what was saved is not of this model: for {name} of shape {tuple(tensor.shape)} there is {there}")
     for name, tensor in weights.items():
         tensor.copy_(saved[name])
 
@@ -630,11 +667,12 @@ def load_model(
     from attention_course.transformer import Transformer, TransformerConfig
 
     state, parts = load_checkpoint(file)
-    config = {name.removeprefix("model."): value for name, value in state["options"].items() if name.startswith("model.")}
+    options = state.get("options", {})
+    config = {name.removeprefix("model."): value for name, value in options.items() if name.startswith("model.")}
     if not config:
         raise ValueError(f"{file} holds a model without a `TransformerConfig`; make it yourself and copy the weights of `load_checkpoint`")
-    model = Transformer(TransformerConfig(**config)).to(getattr(torch, state["options"]["dtype"]))
-    _put(_weights(model), parts.get("average", parts["model"]))
+    model = Transformer(TransformerConfig(**config)).to(getattr(torch, options["dtype"]))
+    _put(_weights(model), parts.get("average") or parts.get("model", {}))
     return model.to(device or "cpu").eval()
 
 # %% ../nbs/07_translation.ipynb #04ed3996
@@ -655,6 +693,21 @@ def _seed(*numbers: int) -> int:
     return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=4).digest(), "big")
 
 
+@contextmanager
+def _own_chance(device: torch.device) -> Iterator[Callable[[int], None]]:
+    "A function that seeds the generators of the CPU and of this device, and no other's; afterwards they are as they were."
+    gpu = [device] if device.type == "cuda" else []
+
+    def seed(number: int) -> None:
+        torch.default_generator.manual_seed(number)
+        for one in gpu:
+            with torch.cuda.device(one):
+                torch.cuda.manual_seed(number)
+
+    with torch.random.fork_rng(gpu):
+        yield seed
+
+
 def _groups(
     train: Sequence | Callable, max_tokens: int, accumulate: int, seed: int, epoch: int, done: int, rank: int, world: int, device: torch.device
 ) -> Iterator[_Group]:
@@ -664,6 +717,8 @@ def _groups(
         generator = torch.Generator().manual_seed(_seed(seed, epoch))
         pairs = train(generator) if callable(train) else train
         batches = token_batches(pairs, max_tokens, generator=generator)
+        if not batches:
+            raise ValueError(f"train has no pairs in epoch {epoch}")
         for start in range(done, len(batches), size):
             group = batches[start : start + size]
             tokens = sum(len(pairs[i][1]) for batch in group for i in batch)
@@ -740,6 +795,7 @@ class _Progress:
         left, spent = (divmod(round(x), 60) for x in (state["seconds"] * (1 / share - 1), state["seconds"]))
         parts += [f"{left[0]}:{left[1]:02} left" if share < 1 else f"{spent[0]}:{spent[1]:02} in all"]
         self.show(" · ".join(parts), share, state["history"])
+
     def _line(self, says: str, share: float, history: list[dict]) -> None:
         print(says, flush=True)
 
@@ -874,6 +930,8 @@ def _options(model: nn.Module, train: Sequence | Callable, **chosen: Any) -> dic
         raise ValueError(f"{type(model).__name__} has neither config.d_model nor d_model, on which the learning rate depends")
     digest = hashlib.sha256()
     pairs = train(torch.Generator().manual_seed(0)) if callable(train) else train
+    if not len(pairs):
+        raise ValueError("train has no pairs")
     for src, tgt in pairs:
         digest.update(array("q", [len(src), *src, *tgt]).tobytes())
     described |= {"dtype": str(next(model.parameters()).dtype).removeprefix("torch."), "d_model": d_model}
@@ -908,20 +966,20 @@ def fit(
     A training that was stopped, in whatever way, goes on from `folder` with the losses that it would have had. Under `torchrun`
     the processes share the batches of each update. Source: Vaswani et al. 2017, §5. Raises: `FloatingPointError` if a loss or
     gradient is not finite, before it reaches the weights; `ValueError` if no end is given, an argument is out of range, or
-    `folder` holds a training with other arguments."""
+    `folder` holds a training whose weights came about in another way: only the end, `valid`, `every` and `log_every` may change."""
     limits = {name: limit for name, limit in (("steps", steps), ("epochs", epochs), ("minutes", minutes)) if limit is not None}
     if not limits:
         raise ValueError("fit needs an end: steps, epochs or minutes")
     sizes = dict(max_tokens=max_tokens, accumulate=accumulate, warmup=warmup, factor=factor, clip=clip, every=every, log_every=log_every)
     for name, value in (limits | sizes).items():
-        if value is not None and value <= 0:
+        if value is not None and not value > 0:  # NaN neither
             raise ValueError(f"{name}={value}; expected more than 0")
     if not (0 <= ema < 1 and 0 <= smoothing < 1):
         raise ValueError(f"ema={ema}, smoothing={smoothing}; expected both from 0 to below 1")
-    if not callable(train) and len(train) == 0:
-        raise ValueError("train has no pairs")
     if getattr(getattr(model, "config", None), "pad_id", PAD) != PAD:
         raise ValueError(f"model.config.pad_id={model.config.pad_id}; expected {PAD}, with which `collate` fills up")
+    if valid:
+        token_batches(valid, max_tokens)  # or say now, and not after an epoch, that a sentence does not fit
     device = next(model.parameters()).device
     rank, world = _processes(device)
     if bf16 is None:
@@ -934,7 +992,7 @@ def fit(
     if folder is not None:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        if not any(folder.glob("step-*.safetensors")):
+        if not run.agreed(float(any(folder.glob("step-*.safetensors")))):  # what the first process saw, before it writes
             if rank == 0:
                 run.save(folder)
         elif resume:
@@ -952,10 +1010,10 @@ def fit(
     groups = _groups(train, max_tokens, accumulate, seed, state["epoch"], state["done"], rank, world, device)
     coming = next(groups)
     done = share(state["epoch"] + state["done"] / coming.batches)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), _Progress(progress and rank == 0) as say:
+    with _own_chance(device) as reseed, _Progress(progress and rank == 0) as say:
         while done < 1:
             now = coming
-            torch.manual_seed(_seed(seed, state["step"], rank))  # no state of a generator has to be kept
+            reseed(_seed(seed, state["step"], rank))  # no state of a generator has to be kept
             loss = run.gradient(now)
             coming = next(groups)  # made while a GPU computes
             loss = run.check(loss)
@@ -1013,21 +1071,6 @@ def _check_source(model, src, src_mask, max_len, use_cache) -> None:
     if not isinstance(use_cache, bool):
         raise TypeError(f"use_cache is a {type(use_cache).__name__}; expected True or False")
 
-# %% ../nbs/07_translation.ipynb #06a16203
-#| code-fold: true
-#| code-summary: How the model is borrowed
-@contextmanager
-def _resting(model):
-    "The model in eval mode, without gradients; afterwards each of its parts is as it was."
-    modes = [(part, part.training) for part in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
-
 # %% ../nbs/07_translation.ipynb #ce7d363a
 class _Prefixes:
     "Translations under way, one a row: what is written so far, and all that the decoder needs to go on."
@@ -1046,6 +1089,8 @@ class _Prefixes:
         new = self.ids if self.cache is None else self.ids[:, -1:]
         logits = self.model.decode(new, self.memory, self.mask, cache=self.cache)[:, -1]
         log_p = logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        if log_p[:, EOS].isnan().any():  # one NaN makes all of its row NaN
+            raise FloatingPointError("the model's logits are not finite; there is no likeliest token")
         log_p[:, [PAD, BOS]] = -math.inf
         return log_p
 
@@ -1138,7 +1183,7 @@ def beam_search(
     _check_source(model, src, src_mask, max_len, use_cache)
     _check_size("beam", beam, least=1)
     _check_size("n_best", n_best, least=1)
-    _check_number("alpha", alpha, "a finite number of at least 0", lambda a: 0 <= a < math.inf)
+    _check_number("alpha", alpha, "a number from 0 to 10", lambda a: 0 <= a <= 10)
     found: list[list[Hypothesis]] = [[] for _ in src]
     if not len(src):
         return found
@@ -1188,6 +1233,14 @@ def beam_search(
     return found
 
 # %% ../nbs/07_translation.ipynb #abee4bab
+def _check_tail(top_k, top_p) -> None:
+    "Raise for tails that cannot be cut off."
+    if top_k is not None:
+        _check_size("top_k", top_k, least=1)
+    if top_p is not None:
+        _check_number("top_p", top_p, "a number above 0 and at most 1", lambda p: 0 < p <= 1)
+
+
 def keep_likely(
     log_p: Float[Tensor, "*b vocab"],  # log-probabilities, or logits
     *,
@@ -1197,7 +1250,9 @@ def keep_likely(
     """Cut off the tail of a distribution; at least one token stays.
 
     Of equally likely ones the first are kept. Source: Fan et al. 2018 (top-k); Holtzman et al. 2020 (top-p).
+    Raises `TypeError` and `ValueError` for a `top_k` below 1 and a `top_p` outside 0 to 1.
     """
+    _check_tail(top_k, top_p)
     ranked, order = log_p.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
         ranked[..., top_k:] = -math.inf
@@ -1226,10 +1281,7 @@ def sample(
     """
     _check_source(model, src, src_mask, max_len, use_cache)
     _check_number("temperature", temperature, "a finite number above 0", lambda t: 0 < t < math.inf)
-    if top_k is not None:
-        _check_size("top_k", top_k, least=1)
-    if top_p is not None:
-        _check_number("top_p", top_p, "a number above 0 and at most 1", lambda p: 0 < p <= 1)
+    _check_tail(top_k, top_p)
 
     def draw(log_p):
         log_p = log_p / min(max(temperature, 1e-30), 1e30)  # beyond that float32 would overflow
@@ -1397,7 +1449,7 @@ RECIPES: dict[str, dict[str, dict]] = {
         "model": dict(**_SMALL, dropout=0.1),
         "fit": dict(epochs=10, max_tokens=2000, warmup=1000, factor=1.2, smoothing=0.1, ema=0.998, every=127),
     },
-    # the same, stopped after a quarter of the time, with a schedule to match
+    # the same model, three epochs in place of ten, with a schedule to match
     "quick": {
         "data": dict(vocabulary=6000),
         "model": dict(**_SMALL, dropout=0.1),
@@ -1436,7 +1488,8 @@ def _recipe(task: str, recipe: str | None, changes: dict) -> dict[str, dict]:
     limits = {"steps", "epochs", "minutes"}
     if limits & changes.keys():
         chosen["fit"] = {key: value for key, value in chosen["fit"].items() if key not in limits}
-    known = {"fit": inspect.signature(fit).parameters, "model": TransformerConfig.__dataclass_fields__, "data": chosen["data"]}
+    of_data = set(chosen["data"]) | ({"bpe_dropout"} if task == "multi30k" else set())
+    known = {"fit": inspect.signature(fit).parameters, "model": TransformerConfig.__dataclass_fields__, "data": of_data}
     decided = {"model", "train", "valid", "folder", "vocab_size"}  # by what is trained on, and where
     for key, value in changes.items():
         parts = [part for part, names in known.items() if key in names and key not in decided]
@@ -1482,8 +1535,8 @@ def train_translator(
     if dropout:
         def train(generator):
             return cut(texts["train"], dropout=dropout, generator=generator)
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
+    with _own_chance(torch.device(device)) as reseed:
+        reseed(seed)
         model = make_model(TransformerConfig(len(vocabulary), **chosen["model"])).to(device)
     history = fit(model, train, cut(texts["val"]), seed=seed, folder=folder, **chosen["fit"])
     return model, vocabulary, history
@@ -1578,7 +1631,7 @@ def _number(kind: type, says: str, holds: Callable[[float], bool]) -> Callable[[
 _COUNT = _number(int, "a whole number above 0", lambda n: n > 0)
 _POSITIVE = _number(float, "a number above 0", lambda x: 0 < x < math.inf)
 _SHARE = _number(float, "a number above 0, at most 1", lambda x: 0 < x <= 1)
-_ALPHA = _number(float, "a number from 0", lambda x: 0 <= x < math.inf)
+_ALPHA = _number(float, "a number from 0 to 10", lambda x: 0 <= x <= 10)
 _SEED = _number(int, "a whole number from 0, below 2 ** 63", lambda n: 0 <= n < 2**63)
 
 
@@ -1701,15 +1754,15 @@ def _run_evaluate(options) -> None:
     began = perf_counter()
     answers = translate(sources, model, vocabulary, decode=_decoder(options, device))
     seconds = perf_counter() - began
-    if options.output:
-        _write_file(Path(options.output), "".join(f"{line}\n" for line in answers).encode())
     if about["task"] == "dates":
         right = sum(a == b for a, b in zip(answers, references, strict=True))
         print(f"{right / len(references):.1%} of {len(references):,} days exactly right")
     else:
         score, signature = bleu(answers, references)
         print(f"BLEU {score:.2f}  {signature}")
-    print(f"{len(answers):,} sentences in {seconds:.1f} s")
+    print(f"{len(answers):,} sentences in {seconds:.1f} s", flush=True)
+    if options.output:  # after the score, which a full disk must not cost
+        _write_file(Path(options.output), "".join(f"{line}\n" for line in answers).encode())
 
 
 def _run_translate(options) -> None:

@@ -189,7 +189,8 @@ def test_what_help_calls_the_default_is_the_default(said):
     (["train", "--seed", str(2**64)], "argument --seed"),
     (["train", "--threads", "0"], "argument --threads"),
     (["evaluate", "--beam", "0"], "argument --beam"),
-    (["evaluate", "--alpha", "-1"], "argument --alpha: '-1'; expected a number from 0"),
+    (["evaluate", "--alpha", "-1"], "argument --alpha: '-1'; expected a number from 0 to 10"),
+    (["evaluate", "--alpha", "1000"], "argument --alpha: '1000'; expected a number from 0 to 10"),
     (["evaluate", "--split", "train"], "argument --split"),
     (["evaluate", "a text"], "a text"),
     (["translate", "--temperature", "0", "--sample", "x"], "argument --temperature: '0'; expected a number above 0"),
@@ -502,6 +503,27 @@ def test_what_no_translator_can_be_made_from_is_refused(options, says, tmp_path)
     assert not os.listdir(tmp_path)
 
 
+def test_words_can_be_drawn_anew_with_any_recipe_for_sentences(monkeypatch):
+    dropouts, encode = [], translation.Vocabulary.encode_batch
+
+    def listening(self, texts, **options):
+        dropouts.append(options.get("dropout", 0.0))
+        return encode(self, texts, **options)
+
+    monkeypatch.setattr(translation.Vocabulary, "encode_batch", listening)
+    train_translator("new", bpe_dropout=0.2, steps=1, progress=False)
+    assert 0.2 in dropouts
+    with pytest.raises(ValueError, match="bpe_dropout is no part of the recipe 'dates'"):
+        train_translator("dates", task="dates", bpe_dropout=0.2, steps=1)
+
+
+def test_weights_are_drawn_without_seeding_other_devices(monkeypatch):
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    train_translator("new", task="dates", steps=1, progress=False)
+    assert not seeded
+
+
 def test_changes_of_the_recipe_and_another_model():
     seen = []
 
@@ -710,6 +732,31 @@ def test_a_file_of_translations_is_there_whole_or_not_at_all(said, monkeypatch, 
     assert os.listdir(tmp_path) == ["answers.txt"] and (tmp_path / "answers.txt").read_text() == "those of yesterday"
     assert said(*command)[0] == 0
     assert (tmp_path / "answers.txt").read_bytes().count(b"\n") == 20
+
+
+def test_the_score_is_said_also_where_the_file_cannot_be_written(said, dates, tmp_path):
+    (tmp_path / "folder").mkdir()
+    code, out, err = said("evaluate", "--model", dates, "--beam", 1, "--output", "folder")
+    assert code == 1 and "20 days exactly right" in out and "folder" in err
+
+
+def test_a_link_stays_a_link_and_a_pipe_a_pipe(said, dates, tmp_path):
+    command = ("evaluate", "--model", dates, "--beam", 1, "--output")
+    (tmp_path / "there.txt").write_text("those of yesterday")
+    (tmp_path / "link.txt").symlink_to("there.txt")
+    (tmp_path / "dangling.txt").symlink_to("new.txt")
+    for link, goal in (("link.txt", "there.txt"), ("dangling.txt", "new.txt")):
+        assert said(*command, link)[0] == 0
+        assert (tmp_path / link).is_symlink() and (tmp_path / goal).read_bytes().count(b"\n") == 20
+    if hasattr(os, "mkfifo"):
+        os.mkfifo("pipe")
+        reader = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdout.write(open('pipe').read())"], stdout=subprocess.PIPE)
+        try:
+            assert said(*command, "pipe")[0] == 0
+            assert (tmp_path / "pipe").is_fifo()
+            assert reader.communicate(timeout=20)[0].count(b"\n") == 20
+        finally:
+            reader.kill()
 
 
 # --- processes of their own -----------------------------------------------------------------------------------------

@@ -196,6 +196,8 @@ def test_languages_share_the_list_evenly_and_each_can_be_had_alone():
     (1, {"languages": ("de",)}, ValueError, "'de'"),
     (1, {"languages": "en"}, ValueError, "'en'"),
     (1, {"languages": ()}, ValueError, "languages=()"),
+    (1, {"languages": iter(["de"])}, ValueError, "languages=('de',)"),
+    (1, {"seed": -3}, ValueError, "seed=-3; expected at least 0"),
 ])
 def test_dates_refuse_what_cannot_be_drawn(n, options, error, says):
     with pytest.raises(error, match=re.escape(says)):
@@ -747,6 +749,7 @@ def test_no_pairs_make_no_batches():
     ([([4], [5] * 11)], 10, ValueError, "pair 0 has 1 source and 11 target"),
     ([([], [5])], 10, ValueError, "pair 0 has 0 source"),
     ([([4], [5])], 0, ValueError, "max_tokens=0"),
+    ([([4], [5]), ([4], [5, PAD])], 10, ValueError, "pair 1 has the id 0 in it, which is `<pad>`"),
     ([([4], [5])], 10.0, TypeError, "integer"),
 ])
 def test_batches_refuse_sentences_that_fit_none(pairs, max_tokens, error, says):

@@ -590,7 +590,8 @@ def test_a_source_that_is_none_is_refused(decode):
         (beam_search, ValueError, "beam=0; expected at least 1", {"beam": 0}),
         (beam_search, TypeError, "beam is a float", {"beam": 2.0}),
         (beam_search, ValueError, "n_best=0; expected at least 1", {"n_best": 0}),
-        (beam_search, ValueError, "alpha=-0.1; expected a finite number of at least 0", {"alpha": -0.1}),
+        (beam_search, ValueError, "alpha=-0.1; expected a number from 0 to 10", {"alpha": -0.1}),
+        (beam_search, ValueError, "alpha=1000.0", {"alpha": 1000.0}),
         (beam_search, ValueError, "alpha=nan", {"alpha": math.nan}),
         (beam_search, ValueError, "alpha=inf", {"alpha": math.inf}),
         (beam_search, TypeError, "alpha is a str", {"alpha": "1"}),
@@ -608,6 +609,33 @@ def test_a_source_that_is_none_is_refused(decode):
 def test_options_out_of_range_are_refused(decode, error, says, options):
     with pytest.raises(error, match=says):
         decode(fixed(G47), ONE, **options)
+
+
+@unchecked
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"top_k": 0}, ValueError, "top_k=0; expected at least 1"),
+        ({"top_k": -1}, ValueError, "top_k=-1"),
+        ({"top_k": 2.0}, TypeError, "top_k is a float"),
+        ({"top_p": 0}, ValueError, "top_p=0; expected a number above 0 and at most 1"),
+        ({"top_p": -1.0}, ValueError, "top_p=-1.0"),
+        ({"top_p": 2.0}, ValueError, "top_p=2.0"),
+    ],
+)
+def test_a_tail_that_cannot_be_cut_off_is_refused(options, error, says):
+    with pytest.raises(error, match=says):
+        keep_likely(torch.zeros(4), **options)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("decode", [greedy_decode, beam_search, sample])
+def test_a_model_that_has_lost_its_mind_writes_nothing(decode, bad):
+    model = transformer()
+    with torch.no_grad():
+        model.decoder.layers[-1].feed_forward.w_out.weight[0, 0] = bad
+    with pytest.raises(FloatingPointError, match="not finite"):
+        decode(model, batch_of(*drawn(3, 5)))
 
 
 def test_a_hypothesis_is_a_tuple_with_names():

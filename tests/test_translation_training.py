@@ -154,6 +154,12 @@ def test_a_loss_in_low_precision_is_computed_in_float32():
     torch.testing.assert_close(loss, label_smoothed_loss(logits.float(), targets, smoothing=0.1, pad_id=0), atol=0, rtol=0)
 
 
+def test_without_padding_every_target_counts_also_the_one_that_torch_ignores():
+    logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    with pytest.raises((IndexError, RuntimeError), match="-100"):
+        label_smoothed_loss(logits, torch.tensor([1, -100, 2]), smoothing=0.1, pad_id=None)
+
+
 @errors
 @pytest.mark.parametrize(("shape", "smoothing", "says"), [((2, 5), 0.1, r"shape \(2, 5\)"), ((2, 4), -0.1, "-0.1"), ((2, 4), 1.1, "1.1")])
 def test_a_loss_that_makes_no_sense_is_refused(shape, smoothing, says):
@@ -225,6 +231,25 @@ def test_validation_is_per_real_token_without_smoothing_or_dropout_and_leaves_th
     assert model.training
 
 
+@errors
+def test_a_validation_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="pairs is empty"):
+        validation_loss(small(), [])
+    with pytest.raises(ValueError, match="pair 0 has the id 0 in it"):
+        validation_loss(small(), [([5, 2], [0, 0])])
+
+
+def test_validation_leaves_each_part_in_its_mode_also_after_an_error():
+    model = small()
+    model.encoder.eval()
+    modes = [part.training for part in model.modules()]
+    validation_loss(model, backwards(5))
+    assert [part.training for part in model.modules()] == modes
+    with pytest.raises(Exception):
+        validation_loss(model, [([5, 2], [99, 2])])  # no such token
+    assert [part.training for part in model.modules()] == modes
+
+
 def test_accumulated_batches_are_one_large_batch():
     pairs = backwards(30)
     one, many = small(dtype=torch.float64, dropout=0.0), small(dtype=torch.float64, dropout=0.0)
@@ -254,6 +279,23 @@ def test_a_model_that_only_returns_logits_is_trained_alike():
     options = dict(steps=5, **QUICK)
     a, b = fit(ours, pairs, **options), fit(plain, pairs, **options)
     assert [row["loss"] for row in a] == pytest.approx([row["loss"] for row in b], abs=1e-10)
+
+
+class Counting(AnyModel):
+    "With buffers that training changes."
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, src, tgt):
+        return self.norm(super().forward(src, tgt).flatten(0, 1)).unflatten(0, tgt.shape)
+
+
+def test_an_average_of_the_weights_keeps_what_training_has_counted():
+    model = Counting(small())
+    fit(model, backwards(20), steps=5, **QUICK)
+    assert model.norm.num_batches_tracked == 5 and model.norm.running_mean.abs().max() > 0
 
 
 def test_pairs_can_be_made_anew_for_each_epoch():
@@ -324,6 +366,13 @@ def test_the_generators_outside_are_left_alone_and_do_not_matter():
     assert lasting(first) == lasting(second) != lasting(other)
 
 
+def test_generators_of_devices_that_are_not_asked_are_not_seeded(monkeypatch):
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    fit(small(), backwards(20), steps=2, **QUICK)  # `small` itself seeds all of them, once
+    assert len(seeded) == 1
+
+
 @errors
 @pytest.mark.parametrize(
     ("options", "says"),
@@ -332,6 +381,7 @@ def test_the_generators_outside_are_left_alone_and_do_not_matter():
         (dict(steps=0), "steps=0"),
         (dict(epochs=-1), "epochs=-1"),
         (dict(minutes=0.0), "minutes=0.0"),
+        (dict(minutes=math.nan), "minutes=nan"),
         (dict(steps=1, warmup=0), "warmup=0"),
         (dict(steps=1, accumulate=0), "accumulate=0"),
         (dict(steps=1, clip=0), "clip=0"),
@@ -345,6 +395,42 @@ def test_the_generators_outside_are_left_alone_and_do_not_matter():
 def test_arguments_that_make_no_sense_are_refused(options, says):
     with pytest.raises(ValueError, match=says):
         fit(small(), backwards(5), progress=False, **options)
+
+
+@errors
+@pytest.mark.parametrize("empty", [[], lambda generator: []], ids=["a list", "a function"])
+def test_no_pairs_are_refused_at_once(empty):
+    with pytest.raises(ValueError, match="train has no pairs"):
+        fit(small(), empty, steps=1, progress=False)
+
+
+@errors
+def test_a_later_epoch_without_pairs_is_refused():
+    calls = []
+
+    def train(generator):
+        calls.append(1)
+        return backwards(20) if len(calls) < 3 else []
+
+    with pytest.raises(ValueError, match="train has no pairs in epoch 1"):
+        fit(small(), train, epochs=3, **QUICK)
+
+
+@errors
+def test_padding_within_a_pair_is_refused():
+    for pair in (([5, 2], [5, 0, 2]), ([5, 0, 2], [5, 2])):
+        with pytest.raises(ValueError, match="pair 2 has the id 0 in it"):
+            fit(small(), [*backwards(2), pair], steps=1, progress=False)
+
+
+@errors
+def test_a_validation_sentence_that_fits_no_batch_is_named_before_the_training(tmp_path):
+    model = small()
+    untouched = weights(model)
+    with pytest.raises(ValueError, match="pair 0 has 2 source and 61 target tokens"):
+        fit(model, backwards(20), [([5, 2], [5] * 61)], epochs=1, folder=tmp_path / "new", **QUICK)
+    assert_same(weights(model), untouched)
+    assert not (tmp_path / "new").exists()
 
 
 @errors
@@ -489,6 +575,30 @@ def test_another_training_in_the_folder_is_refused_and_kept(model, pairs, option
         fit(other, backwards(**{"n": 20, **pairs}), steps=6, folder=tmp_path, **{**QUICK, **options})
     assert sorted(os.listdir(tmp_path)) == before
     assert_same(weights(other), untouched)
+
+
+def test_whether_a_training_is_there_is_what_the_first_process_saw(tmp_path, monkeypatch):
+    "A slower process finds the checkpoint that the first one has just written; that is no earlier training."
+    fit(small(), backwards(20), steps=3, folder=tmp_path, **QUICK)
+    monkeypatch.setattr(translation._Run, "agreed", lambda run, number: number if run.state["step"] else 0.0)
+    history = fit(small(), backwards(20), steps=2, folder=tmp_path, resume=False, **QUICK)
+    assert [row["step"] for row in history] == [1, 2]
+
+
+@errors
+@pytest.mark.parametrize("spoil", [
+    lambda state, parts: state.pop("options"),
+    lambda state, parts: parts.clear(),
+    lambda state, parts: parts["model"].pop("tgt_embedding.weight"),
+    lambda state, parts: parts["model"].update({"tgt_embedding.weight": torch.zeros(1, 16)}),  # it would be repeated for each token
+], ids=["no options", "no model", "a weight is missing", "another shape"])
+def test_a_checkpoint_that_holds_no_such_model_is_named(spoil, tmp_path):
+    fit(small(), backwards(20), steps=1, folder=tmp_path, **{**QUICK, "ema": 0.0})
+    state, parts = load_checkpoint(tmp_path)
+    spoil(state, parts)
+    save_checkpoint(tmp_path / "other.safetensors", state, **parts)
+    with pytest.raises(ValueError, match="without a `TransformerConfig`|is not of this model: for "):
+        load_model(tmp_path / "other.safetensors")
 
 
 @errors
