@@ -627,6 +627,17 @@ def M(a):
     return torch.eye(n, dtype=a.dtype) + torch.ones(n, n, dtype=a.dtype).triu(1)
 
 
+# --- 07 measuring ---
+def runs(words, n):
+    return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+
+
+def common(output, reference, n):
+    "How many runs both have, each as often as both have it."
+    left = runs(reference, n)
+    return sum(run in left and not left.remove(run) for run in runs(output, n))
+
+
 # --- 07 training ---
 def smoothed(x, t, s, right=None, each=None, divide=None, keep=None, log_softmax=lambda x: x.log_softmax(-1)):
     "The label-smoothed loss, as most people would write it, with places to slip."
@@ -703,6 +714,16 @@ SLIPS += [
     ("translation.scores", lambda lp, n, a: (lp / (n + 1) ** a).sort(descending=True)[0], "keep the order of the hypotheses"),
     ("translation.scores", lambda lp, n, a: (lp / (n + 1) ** a).argmax(), "the place of the best"),
     ("translation.scores", lambda lp, n, a: (lp / (n + 1) ** a).argsort(descending=True), "this is the order of the hypotheses"),
+    ("translation.precision", lambda o, r, n: sum(run in set(runs(r, n)) for run in runs(o, n)) / len(runs(o, n)), "at most as often as the reference"),
+    ("translation.precision", lambda o, r, n: len(set(runs(o, n)) & set(runs(r, n))) / len(set(runs(o, n))), "each run is counted once"),
+    ("translation.precision", lambda o, r, n: common(o, r, n) / len(runs(r, n)), "divided by the runs of the reference"),
+    ("translation.precision", lambda o, r, n: common(o, r, n) / len(o), "by the number of words"),
+    ("translation.precision", lambda o, r, n: common(o, r, n) / len(set(runs(o, n))), "number of different runs"),
+    ("translation.precision", lambda o, r, n: common(o, r, n), "how many runs there are in both"),
+    ("translation.precision", lambda o, r, n: common(o[:-1], r[:-1], n) / max(1, len(runs(o, n)) - 1), "the last run of each text is missing"),
+    ("translation.precision", lambda o, r, n: 100 * common(o, r, n) / len(runs(o, n)), "in percent"),
+    ("translation.precision", lambda o, r, n: common(o, r, n) / len(runs(o, n)), "it raised ZeroDivisionError"),
+    ("translation.precision", lambda o, r, n: common(o, r, n) / max(1, len(runs(o, n))) + 0.1, "expected"),
 ]
 
 

@@ -6,6 +6,8 @@
 __all__ = []
 
 # %% ../../nbs/exercises/translation.ipynb #aea976c2
+from collections import Counter
+
 import torch
 
 from ..toolkit import _normal, compare, exercise
@@ -165,3 +167,43 @@ def _scores(attempt):
         },
         axes=("hypothesis",),
     )
+
+# %% ../../nbs/exercises/translation.ipynb #faef671c
+@exercise("translation.precision")
+def _precision(attempt):
+    def runs(words, n):
+        return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+
+    def right(output, reference, n):
+        mine, theirs = runs(output, n), runs(reference, n)
+        return (mine & theirs).total() / mine.total() if mine else 0.0
+
+    def unclipped(output, reference, n):
+        mine, theirs = runs(output, n), runs(reference, n)
+        return sum(count for run, count in mine.items() if run in theirs) / mine.total()
+
+    cases = [
+        ("the the the the cat".split(), "the cat sat on the mat".split(), 1),
+        ("a dog runs over the green grass .".split(), "a dog is running over the green grass .".split(), 2),
+        ("a man and a man and a dog sing".split(), "a man and a man sing a song".split(), 2),
+        ("two dogs run".split(), "two dogs run in the snow".split(), 3),
+    ]
+    problem = compare(
+        attempt,
+        right,
+        cases,
+        slips={
+            "a run counts at most as often as the reference has it": unclipped,
+            "each run is counted once; one that both have twice counts twice": lambda o, r, n: len(runs(o, n).keys() & runs(r, n).keys()) / len(runs(o, n)),
+            "you divided by the runs of the reference, which asks how much of it was found; divide by those of the output": lambda o, r, n: (runs(o, n) & runs(r, n)).total() / runs(r, n).total(),
+            "you divided by the number of words; a text of m words has m - n + 1 runs": lambda o, r, n: (runs(o, n) & runs(r, n)).total() / len(o),
+            "you divided by the number of different runs; count each as often as it comes": lambda o, r, n: (runs(o, n) & runs(r, n)).total() / len(runs(o, n)),
+            "this is how many runs there are in both; their share was asked for": lambda o, r, n: (runs(o, n) & runs(r, n)).total(),
+            "the last run of each text is missing: it begins at word len - n": lambda o, r, n: (runs(o[:-1], n) & runs(r[:-1], n)).total() / max(1, runs(o[:-1], n).total()),
+            "this is in percent; a share is from 0 to 1": lambda o, r, n: 100 * right(o, r, n),
+        },
+    )
+    if problem is None:
+        empty = compare(attempt, right, [(["a", "dog"], ["a", "dog", "runs"], 3)])
+        problem = f"for an output that is shorter than n words: {empty}" if empty else None
+    return problem
