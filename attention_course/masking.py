@@ -53,8 +53,10 @@ def _counts(name: str, counts) -> Integer[Tensor, "batch"]:
 
 
 def _readable(x: Tensor) -> bool:
-    "Whether looking at the numbers is free: on a GPU it would wait, under a compiler break the graph."
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    "Whether looking at the numbers is free: on a GPU it would wait, under a compiler break the graph, under `vmap` fail."
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)  # torch has no public way to ask
 
 # %% ../nbs/03_masking.ipynb #4805e6f0
 def padding_mask(

@@ -842,3 +842,17 @@ def test_stacks_without_layers_hand_on_what_they_get(positions):
     model = Transformer(TransformerConfig.tiny(9, n_layers=0, positions=positions))
     ids = torch.ones(1, 3, dtype=torch.long)
     assert model(ids, ids).shape == (1, 3, 9)
+
+
+@pytest.mark.usefixtures("no_shape_check")
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@KINDS
+def test_gradients_of_each_sample_with_vmap(positions):
+    "Ids, positions and masks are not looked at where there is nothing to look at."
+    m = model(positions=positions)
+    weights, (src, tgt) = dict(m.named_parameters()), padded((7, 4), (5, 3))
+    loss = lambda weights, *sides: torch.func.functional_call(m, weights, tuple(ids[None] for ids in sides)).square().mean()
+    mapped = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(weights, src, tgt)
+    for i in range(len(src)):
+        for found, expected in zip(mapped.values(), torch.autograd.grad(loss(weights, src[i], tgt[i]), list(weights.values())), strict=True):
+            close(found[i], expected)
