@@ -92,7 +92,7 @@ def rows(case, timed):
             )
             spent += time.process_time() - began
         last = next(row for row in reversed(history) if row["epoch"] <= epoch and row["valid_loss"] is not None)
-        found.append({"kind": "curve", "epoch": epoch, "minutes": round(last["seconds"] / 60, 2), "train_loss": round(last["loss"], 4),
+        found.append({"kind": "curve", "epoch": epoch, "minutes": round(last["seconds"] / 60, 2),
                       "valid_loss": round(last["valid_loss"], 4)})
         if history[-1]["epoch"] <= epoch:
             found[-1]["bleu"] = scored(ours(model), vocabulary, texts["val"], 1, 0.0)["bleu"]
