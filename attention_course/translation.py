@@ -905,13 +905,15 @@ class _Run:
         changed = [f"{k} was {then.get(k)!r}, now {now.get(k)!r}" for k in {**then, **now} if then.get(k) != now.get(k)]
         if changed:
             raise ValueError(f"{folder} holds another training: {'; '.join(changed)}. Choose another folder, or the same arguments")
-        _put(_weights(self.model), parts["model"])
-        if self.options["ema"]:
-            _put(_weights(self.average), parts["average"])
         moments: dict = {}
         for name, tensor in parts.get("optimizer", {}).items():
             number, moment = name.split("/")
+            if int(number) >= len(self.learned) or moment != "step" and tensor.shape != self.learned[int(number)].shape:
+                raise ValueError(f"{folder} holds Adam's means of other weights: {name} has shape {tuple(tensor.shape)}")
             moments.setdefault(int(number), {})[moment] = tensor
+        _put(_weights(self.model), parts["model"])
+        if self.options["ema"]:
+            _put(_weights(self.average), parts["average"])
         self.optimizer.load_state_dict({"state": moments, "param_groups": self.optimizer.state_dict()["param_groups"]})
         self.state = state
 
@@ -935,6 +937,8 @@ def _options(model: nn.Module, train: Sequence | Callable, **chosen: Any) -> dic
     for src, tgt in pairs:
         digest.update(array("q", [len(src), *src, *tgt]).tobytes())
     described |= {"dtype": str(next(model.parameters()).dtype).removeprefix("torch."), "d_model": d_model}
+    if frozen := [name for name, p in model.named_parameters() if not p.requires_grad]:
+        described["frozen"] = frozen  # Adam's means are kept by number, and have none for these
     return json.loads(json.dumps(described | {"train": f"{len(pairs)} pairs {digest.hexdigest()[:16]}"} | chosen))
 
 

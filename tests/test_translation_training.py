@@ -577,6 +577,30 @@ def test_another_training_in_the_folder_is_refused_and_kept(model, pairs, option
     assert_same(weights(other), untouched)
 
 
+@errors
+@pytest.mark.parametrize("first", [True, False], ids=["frozen later", "frozen before"])
+def test_adams_means_never_go_to_other_weights(first, tmp_path):
+    model, other = small(), small()
+    (other if first else model).encoder.requires_grad_(False)
+    fit(model, backwards(20), steps=3, folder=tmp_path, **QUICK)
+    with pytest.raises(ValueError, match=r"frozen was .*encoder\.layers" if not first else r"frozen was None, now \['encoder\.layers"):
+        fit(other, backwards(20), steps=6, folder=tmp_path, **QUICK)
+
+
+@errors
+@pytest.mark.parametrize("name", ["0/exp_avg", "99/exp_avg"], ids=["another shape", "no such weight"])
+def test_means_that_fit_no_weight_are_refused(name, tmp_path):
+    fit(small(), backwards(20), steps=3, folder=tmp_path, **QUICK)
+    state, parts = load_checkpoint(tmp_path)
+    parts["optimizer"][name] = torch.zeros(3)
+    save_checkpoint(tmp_path / "step-00000004.safetensors", state, **parts)
+    model = small()
+    untouched = weights(model)
+    with pytest.raises(ValueError, match=f"means of other weights: {name} has shape"):
+        fit(model, backwards(20), steps=6, folder=tmp_path, **QUICK)
+    assert_same(weights(model), untouched)
+
+
 def test_whether_a_training_is_there_is_what_the_first_process_saw(tmp_path, monkeypatch):
     "A slower process finds the checkpoint that the first one has just written; that is no earlier training."
     fit(small(), backwards(20), steps=3, folder=tmp_path, **QUICK)
