@@ -51,7 +51,7 @@ from torch import Tensor, nn
 
 from .masking import _check_size
 from .toolkit import PALETTE, _figure
-from .transformer import Transformer, TransformerConfig
+from .transformer import Transformer, TransformerConfig, _checked_flag
 
 # %% ../nbs/07_translation.ipynb #19201fe3
 #| code-fold: true
@@ -441,6 +441,16 @@ def collate(
 
     return fill([source for source, _ in pairs]), fill([[BOS, *target] for _, target in pairs])
 
+# %% ../nbs/07_translation.ipynb #0c946e2f
+#| code-fold: true
+#| code-summary: What is no number
+def _check_number(name: str, number, says: str, holds: Callable[[float], bool]) -> None:
+    "Raise unless `number` is a number for which `holds` is true."
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise TypeError(f"{name} is a {type(number).__name__}; expected a number")
+    if not holds(number):
+        raise ValueError(f"{name}={number}; expected {says}")
+
 # %% ../nbs/07_translation.ipynb #4acea630
 def noam_schedule(
     step: int,  # number of the update, from 1
@@ -451,8 +461,7 @@ def noam_schedule(
 
     Source: Vaswani et al. 2017, §5.3. Raises: `ValueError` if `step` is negative, `d_model` or `warmup` not positive."""
     for name, value, least in (("step", step, 0), ("d_model", d_model, 1), ("warmup", warmup, 1)):
-        if value < least:
-            raise ValueError(f"{name}={value}; expected at least {least}")
+        _check_number(name, value, f"at least {least}", lambda x: least <= x < math.inf)
     return d_model**-0.5 * min(max(step, 1) ** -0.5, step * warmup**-1.5)
 
 # %% ../nbs/07_translation.ipynb #2e3c6cc4
@@ -530,6 +539,14 @@ def _processes(device: torch.device) -> tuple[int, int]:
 # %% ../nbs/07_translation.ipynb #06a16203
 #| code-fold: true
 #| code-summary: How the model is borrowed
+def _device_of(model: nn.Module) -> torch.device:
+    "Where its parameters are."
+    first = next(model.parameters(), None)
+    if first is None:
+        raise ValueError(f"model is a {type(model).__name__} without parameters; expected one that can learn")
+    return first.device
+
+
 @contextmanager
 def _resting(model):
     "The model in eval mode, without gradients; afterwards each of its parts is as it was."
@@ -555,7 +572,7 @@ def validation_loss(
     Raises `ValueError` if there are no pairs, and as `token_batches` does."""
     if not len(pairs):
         raise ValueError("pairs is empty; there is nothing to measure a loss on")
-    device = next(model.parameters()).device
+    device = _device_of(model)
     rank, world = _processes(device)
     total = torch.zeros(2, dtype=torch.float64, device=device)
     with _resting(model):
@@ -613,6 +630,11 @@ def save_checkpoint(
     _write_file(Path(file), save(tensors, {"state": json.dumps(state)}))
 
 
+def _checkpoints(folder: Path) -> list[Path]:
+    "Those in a folder, the latest last."
+    return sorted(file for file in folder.glob("step-*.safetensors") if file.stem[5:].isdecimal() and file.is_file())
+
+
 def load_checkpoint(
     file: str | os.PathLike,  # a checkpoint, or the folder given to `fit`: its latest one
 ) -> tuple[dict, dict[str, dict[str, Tensor]]]:  # state, and parts as given to `save_checkpoint`, on the CPU
@@ -623,7 +645,7 @@ def load_checkpoint(
     from safetensors import SafetensorError, safe_open
 
     file = Path(file)
-    files = sorted(file.glob("step-*.safetensors"), reverse=True) if file.is_dir() else [file]
+    files = _checkpoints(file)[::-1] if file.is_dir() else [file]
     if not files or not files[0].exists():
         raise FileNotFoundError(f"there is no checkpoint (step-….safetensors) at {file}")
     for latest in files:
@@ -651,12 +673,21 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
 @torch.no_grad()
 def _put(weights: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
     "Copy saved tensors into those of a model, where tied ones stay tied. Raises: `ValueError`, before any is copied, if one does not fit."
-    for name, tensor in weights.items():
-        if name not in saved or saved[name].shape != tensor.shape:
-            there = f"shape {tuple(saved[name].shape)}" if name in saved else "none"
-            raise ValueError(f"what was saved is not of this model: for {name} of shape {tuple(tensor.shape)} there is {there}")
+    for name in weights | saved:
+        here, there = (f"shape {tuple(some[name].shape)}" if name in some else "none" for some in (weights, saved))
+        if here != there:
+            raise ValueError(f"what was saved is not of this model: {name} has {there} there, and {here} here")
     for name, tensor in weights.items():
         tensor.copy_(saved[name])
+
+
+def _of_fit(file: str | os.PathLike) -> tuple[dict, dict[str, dict[str, Tensor]]]:
+    "What `load_checkpoint` returns. Raises: `ValueError` if `fit` has not written it."
+    state, parts = load_checkpoint(file)
+    options = state.get("options") if isinstance(state, dict) else None
+    if not isinstance(options, dict) or not {"model", "average" if options.get("ema") else "model"} <= parts.keys():
+        raise ValueError(f"{file} holds a checkpoint that `fit` has not written")
+    return state, parts
 
 
 def load_model(
@@ -666,13 +697,17 @@ def load_model(
     "The model that `fit` saved, with its averaged weights. Raises: as `load_checkpoint`; `ValueError` if it was no `Transformer`."
     from attention_course.transformer import Transformer, TransformerConfig
 
-    state, parts = load_checkpoint(file)
-    options = state.get("options", {})
+    state, parts = _of_fit(file)
+    options = state["options"]
     config = {name.removeprefix("model."): value for name, value in options.items() if name.startswith("model.")}
-    if not config:
-        raise ValueError(f"{file} holds a model without a `TransformerConfig`; make it yourself and copy the weights of `load_checkpoint`")
-    model = Transformer(TransformerConfig(**config)).to(getattr(torch, options["dtype"]))
-    _put(_weights(model), parts.get("average") or parts.get("model", {}))
+    if not config or "class" in options:
+        what = f"a {options['class']}" if config else "a model without a `TransformerConfig`"
+        raise ValueError(f"{file} holds {what}; make it yourself and copy the weights of `load_checkpoint`")
+    try:
+        model = Transformer(TransformerConfig(**config)).to(getattr(torch, options["dtype"]))
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"{file} describes a model that cannot be made: {error}") from None
+    _put(_weights(model), parts.get("average") or parts["model"])
     return model.to(device or "cpu").eval()
 
 # %% ../nbs/07_translation.ipynb #04ed3996
@@ -895,12 +930,12 @@ class _Run:
             parts["average"] = _weights(self.average)
         state = self.state | {"options": self.options}
         save_checkpoint(folder / f"step-{self.state['step']:08}.safetensors", state, **parts)
-        for old in [*sorted(folder.glob("step-*.safetensors"))[:-2], *folder.glob("step-*.part")]:
+        for old in [*_checkpoints(folder)[:-2], *folder.glob("step-*.part")]:
             old.unlink(missing_ok=True)
 
     def restore(self, folder: Path) -> None:
         "Go back to where the latest checkpoint was written. Raises: `ValueError` if that was another training."
-        state, parts = load_checkpoint(folder)
+        state, parts = _of_fit(folder)
         then, now = state.pop("options"), self.options
         changed = [f"{k} was {then.get(k)!r}, now {now.get(k)!r}" for k in {**then, **now} if then.get(k) != now.get(k)]
         if changed:
@@ -920,11 +955,33 @@ class _Run:
 # %% ../nbs/07_translation.ipynb #99168d21
 #| code-fold: true
 #| code-summary: The function
+def _check_pairs(name: str, pairs: Sequence, max_tokens: int, model: nn.Module) -> None:
+    "Raise for pairs that fit into no batch, and for ids that the model has not."
+    if not (hasattr(pairs, "__len__") and hasattr(pairs, "__getitem__")):
+        raise TypeError(f"{name} is a {type(pairs).__name__}; expected a list of pairs of ids")
+    config = getattr(model, "config", None)
+    sizes = (math.inf, math.inf)
+    if isinstance(config, TransformerConfig):
+        sizes = config.vocab_size, config.tgt_vocab_size or config.vocab_size
+    try:
+        token_batches(pairs, max_tokens)
+        for i, pair in enumerate(pairs):
+            for side, size in zip(pair, sizes):
+                ids = array("q", side)
+                if not 0 < min(ids) <= max(ids) < size:
+                    wrong = min(ids) if min(ids) < 0 else max(ids)
+                    raise ValueError(f"pair {i} has the id {wrong}; the vocabulary has 0 to {size - 1}")
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
 def _options(model: nn.Module, train: Sequence | Callable, **chosen: Any) -> dict:
     "What has to be the same for a resumed training to go on as if nothing had happened."
     config = getattr(model, "config", None)
     if is_dataclass(config):
         described = {f"model.{name}": value for name, value in asdict(config).items()}
+        if isinstance(model, Transformer) and type(model) is not Transformer:
+            described["class"] = type(model).__qualname__
     else:
         described = {"model": hashlib.sha256(repr(model).encode()).hexdigest()}
     d_model = getattr(model if config is None else config, "d_model", None)
@@ -932,6 +989,7 @@ def _options(model: nn.Module, train: Sequence | Callable, **chosen: Any) -> dic
         raise ValueError(f"{type(model).__name__} has neither config.d_model nor d_model, on which the learning rate depends")
     digest = hashlib.sha256()
     pairs = train(torch.Generator().manual_seed(0)) if callable(train) else train
+    _check_pairs("train", pairs, chosen["max_tokens"], model)
     if not len(pairs):
         raise ValueError("train has no pairs")
     for src, tgt in pairs:
@@ -974,17 +1032,23 @@ def fit(
     limits = {name: limit for name, limit in (("steps", steps), ("epochs", epochs), ("minutes", minutes)) if limit is not None}
     if not limits:
         raise ValueError("fit needs an end: steps, epochs or minutes")
-    sizes = dict(max_tokens=max_tokens, accumulate=accumulate, warmup=warmup, factor=factor, clip=clip, every=every, log_every=log_every)
-    for name, value in (limits | sizes).items():
-        if value is not None and not value > 0:  # NaN neither
-            raise ValueError(f"{name}={value}; expected more than 0")
-    if not (0 <= ema < 1 and 0 <= smoothing < 1):
-        raise ValueError(f"ema={ema}, smoothing={smoothing}; expected both from 0 to below 1")
+    sizes = dict(steps=steps, max_tokens=max_tokens, accumulate=accumulate, warmup=warmup, every=every, log_every=log_every)
+    for name, size in sizes.items():
+        if size is not None:
+            _check_size(name, size, least=1)
+    for name, number in dict(epochs=epochs, minutes=minutes, factor=factor, clip=clip).items():
+        if number is not None:
+            _check_number(name, number, "a finite number above 0", lambda x: 0 < x < math.inf)
+    for name, number in dict(ema=ema, smoothing=smoothing).items():
+        _check_number(name, number, "a number from 0 to below 1", lambda x: 0 <= x < 1)
+    for name, flag in dict(resume=resume, progress=progress).items():
+        _checked_flag(name, flag)
     if getattr(getattr(model, "config", None), "pad_id", PAD) != PAD:
         raise ValueError(f"model.config.pad_id={model.config.pad_id}; expected {PAD}, with which `collate` fills up")
-    if valid:
-        token_batches(valid, max_tokens)  # or say now, and not after an epoch, that a sentence does not fit
-    device = next(model.parameters()).device
+    if valid is not None:
+        _check_pairs("valid", valid, max_tokens, model)  # now, and not after an epoch
+        valid = valid if len(valid) else None
+    device = _device_of(model)
     rank, world = _processes(device)
     if bf16 is None:
         bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
@@ -996,7 +1060,7 @@ def fit(
     if folder is not None:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        if not run.agreed(float(any(folder.glob("step-*.safetensors")))):  # what the first process saw, before it writes
+        if not run.agreed(float(bool(_checkpoints(folder)))):  # what the first process saw, before it writes
             if rank == 0:
                 run.save(folder)
         elif resume:
@@ -1030,7 +1094,7 @@ def fit(
             done = share(epoch)
             if done >= 1 or (ended if every is None else state["step"] % every == 0):
                 options = dict(max_tokens=max_tokens, bf16=bf16)
-                run.row(epoch, validation_loss(run.average, valid, **options) if valid else None)
+                run.row(epoch, validation_loss(run.average, valid, **options) if valid is not None else None)
                 state["seconds"] = run.agreed(perf_counter() - began)
                 if folder is not None and rank == 0:
                     run.save(folder)
@@ -1047,14 +1111,6 @@ def fit(
 # %% ../nbs/07_translation.ipynb #d01fef2b
 #| code-fold: true
 #| code-summary: What the decoders refuse
-def _check_number(name: str, number, says: str, holds: Callable[[float], bool]) -> None:
-    "Raise unless `number` is a number for which `holds` is true."
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
-        raise TypeError(f"{name} is a {type(number).__name__}; expected a number")
-    if not holds(number):
-        raise ValueError(f"{name}={number}; expected {says}")
-
-
 def _check_source(model, src, src_mask, max_len, use_cache) -> None:
     "Raise for sentences that no decoder can read."
     if not all(callable(getattr(model, name, None)) for name in ("encode", "decode", "padding", "new_cache")):
@@ -1527,6 +1583,9 @@ def train_translator(
     both = [text for pair in texts["train"] for text in pair]
     size = chosen["data"].get("vocabulary")
     vocabulary = train_vocabulary(both, size, characters=size is None)
+    with _own_chance(torch.device(device)) as reseed:
+        reseed(seed)
+        model = make_model(TransformerConfig(len(vocabulary), **chosen["model"])).to(device)
     if _is_first():
         _keep(folder / "vocabulary.json", vocabulary.tokenizer.to_str(pretty=True).encode())
         _write_file(folder / "task.json", json.dumps(about).encode())
@@ -1539,9 +1598,6 @@ def train_translator(
     if dropout:
         def train(generator):
             return cut(texts["train"], dropout=dropout, generator=generator)
-    with _own_chance(torch.device(device)) as reseed:
-        reseed(seed)
-        model = make_model(TransformerConfig(len(vocabulary), **chosen["model"])).to(device)
     history = fit(model, train, cut(texts["val"]), seed=seed, folder=folder, **chosen["fit"])
     return model, vocabulary, history
 
@@ -1722,7 +1778,7 @@ def _run_train(options) -> None:
     limits = {name: getattr(options, name) for name in ("epochs", "steps", "minutes") if getattr(options, name)}
     device = _device(options)
     with nullcontext() if _is_first() else redirect_stdout(None):
-        kept = sorted(Path(options.out).glob("step-*.safetensors"))
+        kept = _checkpoints(Path(options.out))
         before = int(kept[-1].stem[5:]) if kept else 0
         if kept:
             print(f"{options.out} holds a training; going on from step {before:,}", flush=True)

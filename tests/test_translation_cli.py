@@ -503,6 +503,18 @@ def test_what_no_translator_can_be_made_from_is_refused(options, says, tmp_path)
     assert not os.listdir(tmp_path)
 
 
+@errors
+def test_what_was_refused_leaves_no_trace_that_refuses_the_right_call():
+    tiny = dict(task="dates", steps=1, held_out=5, progress=False)
+    for wrong in (dict(d_model=7), dict(max_tokens=5), dict(every=0.5)):
+        with pytest.raises((TypeError, ValueError)):
+            train_translator("new", **tiny, **wrong)
+        assert not os.path.exists("new") or not [name for name in os.listdir("new") if name.startswith("step")]
+    with pytest.raises(ValueError):
+        train_translator("other", **tiny, pairs=30, d_model=7)
+    train_translator("other", **tiny, pairs=40)
+
+
 def test_words_can_be_drawn_anew_with_any_recipe_for_sentences(monkeypatch):
     dropouts, encode = [], translation.Vocabulary.encode_batch
 

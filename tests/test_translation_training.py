@@ -77,7 +77,7 @@ def test_g51_the_schedule_starts_at_step_0_peaks_at_the_end_of_the_warmup_and_de
 
 
 @errors
-@pytest.mark.parametrize(("arguments", "says"), [((1, 512, 0), "warmup=0"), ((1, 512, -4), "warmup=-4"), ((-1, 512, 5), "step=-1"), ((1, 0, 5), "d_model=0")])
+@pytest.mark.parametrize(("arguments", "says"), [((1, 512, 0), "warmup=0"), ((1, 512, -4), "warmup=-4"), ((-1, 512, 5), "step=-1"), ((1, 0, 5), "d_model=0"), ((1, 8, math.nan), "warmup=nan")])
 def test_g51_what_has_no_rate_is_refused(arguments, says):
     with pytest.raises(ValueError, match=says):
         noam_schedule(*arguments)
@@ -389,12 +389,24 @@ def test_generators_of_devices_that_are_not_asked_are_not_seeded(monkeypatch):
         (dict(steps=1, ema=1.0), "ema=1.0"),
         (dict(steps=1, smoothing=-0.1), "smoothing=-0.1"),
         (dict(steps=1, max_tokens=3), "max_tokens=3"),
+        (dict(steps=math.nan), "steps is a float"),
+        (dict(steps="3"), "steps is a str"),
+        (dict(epochs=math.inf), "epochs=inf; expected a finite number above 0"),
+        (dict(steps=1, accumulate=1.5), "accumulate is a float"),
+        (dict(steps=1, every=2.5), "every is a float"),
+        (dict(steps=1, factor=math.inf), "factor=inf"),
+        (dict(steps=1, factor="1"), "factor is a str"),
+        (dict(steps=1, clip=math.nan), "clip=nan"),
+        (dict(steps=1, ema=None), "ema is a NoneType"),
+        (dict(steps=1, smoothing=True), "smoothing is a bool"),
+        (dict(steps=1, resume="no"), "resume is a str; expected True or False"),
+        (dict(steps=1, progress=0), "progress is a int"),
     ],
     ids=lambda x: "" if isinstance(x, str) else ",".join(x),
 )
 def test_arguments_that_make_no_sense_are_refused(options, says):
-    with pytest.raises(ValueError, match=says):
-        fit(small(), backwards(5), progress=False, **options)
+    with pytest.raises((TypeError, ValueError), match=says):
+        fit(small(), backwards(5), **{"progress": False, **options})
 
 
 @errors
@@ -424,13 +436,31 @@ def test_padding_within_a_pair_is_refused():
 
 
 @errors
-def test_a_validation_sentence_that_fits_no_batch_is_named_before_the_training(tmp_path):
-    model = small()
+@pytest.mark.parametrize("side", ["train", "valid"])
+@pytest.mark.parametrize(("pairs", "error", "says"), [
+    ([([5, 2], [5] * 61)], ValueError, "pair 0 has 2 source and 61 target tokens"),
+    ([([5, 2], [2]), ([5, 2], [16, 2])], ValueError, "pair 1 has the id 16; the vocabulary has 0 to 15"),
+    ([([-1, 2], [2])], ValueError, "pair 0 has the id -1"),
+    ([([5.5, 2], [2])], TypeError, "integer"),
+    ((pair for pair in [([5, 2], [2])]), TypeError, "a generator; expected a list of pairs"),
+    ("a text", ValueError, "not enough values"),
+], ids=["too long", "no such id", "below 0", "no id", "a generator", "a text"])
+def test_pairs_that_cannot_be_trained_on_are_named_before_the_training(side, pairs, error, says, tmp_path):
+    model, data = small(), {"train": backwards(20), side: pairs}
     untouched = weights(model)
-    with pytest.raises(ValueError, match="pair 0 has 2 source and 61 target tokens"):
-        fit(model, backwards(20), [([5, 2], [5] * 61)], epochs=1, folder=tmp_path / "new", **QUICK)
+    with pytest.raises(error, match=f"^{side}(:| is) .*{says}"):
+        fit(model, **data, epochs=1, folder=tmp_path / "new", **QUICK)
     assert_same(weights(model), untouched)
     assert not (tmp_path / "new").exists()
+
+
+@errors
+def test_a_model_without_weights_is_refused():
+    model = nn.ReLU()
+    model.d_model = 8
+    for call in (lambda: fit(model, backwards(5), steps=1), lambda: validation_loss(model, backwards(5))):
+        with pytest.raises(ValueError, match="ReLU without parameters"):
+            call()
 
 
 @errors
@@ -601,6 +631,23 @@ def test_means_that_fit_no_weight_are_refused(name, tmp_path):
     assert_same(weights(model), untouched)
 
 
+class Negated(Transformer):
+    "The same weights, and another model."
+
+    def unembed(self, hidden):
+        return -super().unembed(hidden)
+
+
+@errors
+def test_a_checkpoint_of_another_class_is_no_transformer(tmp_path):
+    fit(Negated(small().config), backwards(20), steps=3, folder=tmp_path, **QUICK)
+    with pytest.raises(ValueError, match="holds a Negated; make it yourself"):
+        load_model(tmp_path)
+    with pytest.raises(ValueError, match="class was 'Negated', now None"):
+        fit(small(), backwards(20), steps=6, folder=tmp_path, **QUICK)
+    assert fit(Negated(small().config), backwards(20), steps=6, folder=tmp_path, **QUICK)[-1]["step"] == 6
+
+
 def test_whether_a_training_is_there_is_what_the_first_process_saw(tmp_path, monkeypatch):
     "A slower process finds the checkpoint that the first one has just written; that is no earlier training."
     fit(small(), backwards(20), steps=3, folder=tmp_path, **QUICK)
@@ -615,14 +662,30 @@ def test_whether_a_training_is_there_is_what_the_first_process_saw(tmp_path, mon
     lambda state, parts: parts.clear(),
     lambda state, parts: parts["model"].pop("tgt_embedding.weight"),
     lambda state, parts: parts["model"].update({"tgt_embedding.weight": torch.zeros(1, 16)}),  # it would be repeated for each token
-], ids=["no options", "no model", "a weight is missing", "another shape"])
+    lambda state, parts: parts["model"].update({"decoder.norm.weight": torch.ones(16)}),  # it would be left out
+    lambda state, parts: state["options"].update({"ema": 0.9}),
+    lambda state, parts: state["options"].update({"dtype": "float33"}),
+    lambda state, parts: state["options"].update({"model.n_heads": 3}),
+], ids=["no options", "no model", "a weight is missing", "another shape", "a weight too many", "no average", "no dtype", "no model has it"])
 def test_a_checkpoint_that_holds_no_such_model_is_named(spoil, tmp_path):
     fit(small(), backwards(20), steps=1, folder=tmp_path, **{**QUICK, "ema": 0.0})
     state, parts = load_checkpoint(tmp_path)
     spoil(state, parts)
     save_checkpoint(tmp_path / "other.safetensors", state, **parts)
-    with pytest.raises(ValueError, match="without a `TransformerConfig`|is not of this model: for "):
+    with pytest.raises(ValueError, match="`fit` has not written|is not of this model: |a model that cannot be made: "):
         load_model(tmp_path / "other.safetensors")
+
+
+@errors
+def test_checkpoints_that_fit_did_not_write_are_named_and_other_names_passed_over(tmp_path):
+    save_checkpoint(tmp_path / "step-00000001.safetensors", [], model=small().state_dict())
+    with pytest.raises(ValueError, match="`fit` has not written"):
+        fit(small(), backwards(20), steps=1, folder=tmp_path, **QUICK)
+    folder = tmp_path / "new"
+    fit(small(), backwards(20), steps=1, folder=folder, **QUICK)
+    (folder / "step-00000009.safetensors").mkdir()
+    (folder / "step-zz.safetensors").write_bytes(b"")
+    assert load_checkpoint(folder)[0]["step"] == 1
 
 
 @errors
