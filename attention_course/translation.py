@@ -349,6 +349,10 @@ def _texts(texts: Iterable[str]) -> list[str]:
     for i, text in enumerate(texts):
         if not isinstance(text, str):
             raise TypeError(f"text {i} is a {type(text).__name__}; expected a string")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text {i} is not Unicode: {error.reason}") from None
     return texts
 
 # %% ../nbs/07_translation.ipynb #55eb5498
@@ -1524,11 +1528,18 @@ RECIPES: dict[str, dict[str, dict]] = {
 }
 
 
+def _check_days(recipe: dict) -> None:
+    "Raise unless there are days to learn from and days to be judged by."
+    for name in ("pairs", "held_out"):
+        _check_size(name, recipe[name], least=1)
+
+
 def _pairs(task: str, recipe: dict, data: str | os.PathLike | None) -> dict[str, list[tuple[str, str]]]:
     "The pairs of texts of a task, by split."
     if task == "dates":
         if data is not None:
             raise ValueError(f"data={os.fspath(data)!r}: dates are made by a program, and come from no folder")
+        _check_days(recipe["data"])
         known = date_pairs(recipe["data"]["pairs"] + 2 * recipe["data"]["held_out"], seed=0)
         held = recipe["data"]["held_out"]
         return {"train": known[2 * held :], "val": known[:held], "test": known[held : 2 * held]}
@@ -1621,9 +1632,11 @@ def _about(folder: Path) -> dict:
     "What `task.json` says: the task, and what of the recipe is about its data."
     try:
         about = json.loads((folder / "task.json").read_bytes())
-        if set(about) == {"task", "recipe"} and isinstance(about["recipe"], dict):
+        if set(about) == {"task", "recipe"} and about["task"] in ("multi30k", "dates") and isinstance(about["recipe"], dict):
+            if about["task"] == "dates":
+                _check_days(about["recipe"])
             return about
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, KeyError):
         pass
     raise ValueError(f"{folder / 'task.json'} does not say what was trained; it is damaged")
 
@@ -1804,12 +1817,14 @@ def _decoder(options, device: torch.device) -> Callable[[nn.Module, Tensor], Ite
 
 
 def _run_evaluate(options) -> None:
+    if options.output and Path(options.output).is_dir():  # say so now, and not after all the work
+        raise IsADirectoryError(f"--output {options.output} is a folder; expected the name of a file")
     device = _device(options)
     model, vocabulary = load_translator(options.model, device)
     about = _about(Path(options.model))
     sources, references = zip(*_pairs(about["task"], {"data": about["recipe"]}, options.data)[options.split])
     if about["task"] != "dates":
-        _need("sacrebleu")  # or say so now, and not after all the work
+        _need("sacrebleu")  # likewise
     print(f"Translating {len(sources):,} sentences …", file=sys.stderr, flush=True)
     began = perf_counter()
     answers = translate(sources, model, vocabulary, decode=_decoder(options, device))
@@ -1825,14 +1840,26 @@ def _run_evaluate(options) -> None:
         _write_file(Path(options.output), "".join(f"{line}\n" for line in answers).encode())
 
 
+def _lines(file) -> Iterator[str]:
+    "Those of standard input, where Python may have let pass what is no text."
+    for number, line in enumerate(file, 1):
+        try:
+            line.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"line {number} of standard input is not UTF-8") from None
+        yield line.rstrip("\r\n")
+
+
 def _run_translate(options) -> None:
+    if not options.texts and sys.stdin is None:
+        raise ValueError("standard input is closed; give sentences as arguments, or lines there")
     device = _device(options)
     model, vocabulary = load_translator(options.model, device)
     decode = _decoder(options, device)
     typed = not options.texts and sys.stdin.isatty()
     if typed:
         print("Type a sentence and Enter; Ctrl-D ends.", file=sys.stderr)
-    lines = iter(options.texts) if options.texts else (line.rstrip("\r\n") for line in sys.stdin)
+    lines = iter(options.texts) if options.texts else _lines(sys.stdin)
     while some := list(islice(lines, 1 if typed else 1000)):
         print(*translate(some, model, vocabulary, decode=decode), sep="\n", flush=True)
 
@@ -1858,7 +1885,7 @@ def main(
     except BrokenPipeError:  # whoever read our output has stopped, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (ImportError, OSError, ValueError, TypeError, FloatingPointError, torch.cuda.OutOfMemoryError) as error:
+    except (ImportError, OSError, ValueError, TypeError, ArithmeticError, torch.cuda.OutOfMemoryError) as error:
         sys.exit(f"{options.command}: {error}")
 
 # %% ../nbs/07_translation.ipynb #821dda6f

@@ -128,9 +128,9 @@ def assert_same(found, expected):
         torch.testing.assert_close(found[name], expected[name], rtol=0, atol=0)
 
 
-def typed(monkeypatch, data, terminal=False):
+def typed(monkeypatch, data, terminal=False, **options):
     "Standard input, opened as Python opens it."
-    stdin = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8")
+    stdin = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", **options)
     stdin.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stdin", stdin)
 
@@ -280,7 +280,11 @@ def test_another_training_of_the_same_task_is_refused(arguments, says, said, sen
 
 
 @errors
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"null", b"17", b'{"task": "dates"}', b'{"task": "dates", "recipe": 3}', b"\xff\xfe"])
+@pytest.mark.parametrize("damage", [
+    b"", b"{", b"[]", b"null", b"17", b'{"task": "dates"}', b'{"task": "dates", "recipe": 3}', b"\xff\xfe",
+    b'{"task": "dates", "recipe": {}}', b'{"task": "dates", "recipe": {"pairs": 60, "held_out": 0}}',
+    b'{"task": "dates", "recipe": {"pairs": 60, "held_out": 2.5}}', b'{"task": "foo", "recipe": {}}',
+])
 def test_a_damaged_task_file_is_named(damage, said, dates, tmp_path):
     copy(dates, tmp_path / "model")
     (tmp_path / "model/task.json").write_bytes(damage)
@@ -494,6 +498,8 @@ def test_each_recipe_is_one_that_model_and_training_take(name, monkeypatch):
     (dict(task="dates", recipe="cpu"), "recipe='cpu' is not one for task='dates'"),
     (dict(recipe="dates"), "recipe='dates' is not one for task='multi30k'"),
     (dict(task="dates", data="here"), "data='here'"),
+    (dict(task="dates", held_out=-3), "held_out=-3; expected at least 1"),  # days that are judged would be trained on
+    (dict(task="dates", pairs=0), "pairs=0; expected at least 1"),
     (dict(vocabulary=0, task="dates"), "vocabulary is no part of the recipe 'dates'"),
     *((({name: 1}), f"{name} is no part of the recipe 'cpu'") for name in ("d_modle", "train", "valid", "vocab_size", "model")),
 ])
@@ -625,6 +631,18 @@ def test_input_that_is_no_text_is_refused(said, monkeypatch, dates):
     code, out, err = said("translate", "--model", dates)
     assert code == 1 and not out and "utf-8" in err and err.count("\n") == 1
     code, out, err = said("translate", "--model", dates, "3 March\udcff")  # how Python hands on such an argument
+    assert code == 1 and not out and err.startswith("translate: text 0 is not Unicode: ") and err.count("\n") == 1
+    typed(monkeypatch, b"3 March\n\xff\n", errors="surrogateescape")  # what Python does in a container's usual locale
+    assert said("translate", "--model", dates) == (1, "", "translate: line 2 of standard input is not UTF-8\n")
+    monkeypatch.setattr(sys, "stdin", None)  # closed
+    code, out, err = said("translate", "--model", dates)
+    assert code == 1 and not out and err.startswith("translate: standard input is closed") and err.count("\n") == 1
+
+
+@errors
+def test_arithmetic_that_fails_ends_with_a_word(said, monkeypatch, dates):
+    monkeypatch.setattr(translation, "translate", lambda *_, **__: 10.0**400)
+    code, out, err = said("translate", "--model", dates, "3 March")
     assert code == 1 and not out and err.startswith("translate: ") and err.count("\n") == 1
 
 
@@ -747,9 +765,15 @@ def test_a_file_of_translations_is_there_whole_or_not_at_all(said, monkeypatch, 
 
 
 def test_the_score_is_said_also_where_the_file_cannot_be_written(said, dates, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    code, out, err = said("evaluate", "--model", dates, "--beam", 1, "--output", "file/answers.txt")
+    assert code == 1 and "20 days exactly right" in out and "file" in err
+
+
+def test_a_folder_in_place_of_a_file_is_refused_before_the_work(said, dates, tmp_path):
     (tmp_path / "folder").mkdir()
     code, out, err = said("evaluate", "--model", dates, "--beam", 1, "--output", "folder")
-    assert code == 1 and "20 days exactly right" in out and "folder" in err
+    assert (code, out, err) == (1, "", "evaluate: --output folder is a folder; expected the name of a file\n")
 
 
 def test_a_link_stays_a_link_and_a_pipe_a_pipe(said, dates, tmp_path):
