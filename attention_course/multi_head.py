@@ -10,6 +10,7 @@ __all__ = ['MultiHeadAttention']
 #| code-summary: What the library's file imports
 import copy
 from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -67,23 +68,28 @@ def _check_memory(module, context, cache, positions) -> None:
         raise ValueError(f"cache holds {cache.length} positions but context has {context.shape[-2]}; it belongs to another context")
 
 
+def _check_input(name: str, y, width: int, layer, *, sequence: bool = False) -> None:
+    "Raise unless y is of this width, and of dtype and device of the layer's weight."
+    if not isinstance(y, Tensor):
+        raise TypeError(f"{name} is a {type(y).__name__}; expected a tensor")
+    if not y.is_floating_point():
+        raise TypeError(f"{name} is {y.dtype}; expected floating point")
+    if y.ndim == 0 or y.shape[-1] != width or (sequence and y.ndim not in (2, 3)):
+        expected = f"(batch, length, {width}) or (length, {width})" if sequence else f"(..., {width})"
+        raise ValueError(f"{name} has shape {tuple(y.shape)}; expected {expected}")
+    weight = getattr(layer, "weight", None)  # the layer may have been replaced, by an adapter for instance
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        return
+    if y.device != weight.device:
+        raise ValueError(f"{name} is on {y.device} but the module is on {weight.device}")
+    if y.dtype != weight.dtype and not _cast(y, weight):
+        raise TypeError(f"{name} is {y.dtype} but the module is {weight.dtype}; they must agree")
+
+
 def _check_call(module, x, context, mask, return_weights) -> None:
     "Raise for what the module cannot take."
-    weight = getattr(module.w_o, "weight", None)  # w_o may have been replaced, by an adapter for instance
-    known = isinstance(weight, Tensor) and weight.is_floating_point()
     for name, y, width in (("x", x, module.d_model), ("context", context, module.d_context)):
-        if not isinstance(y, Tensor):
-            raise TypeError(f"{name} is a {type(y).__name__}; expected a tensor")
-        if not y.is_floating_point():
-            raise TypeError(f"{name} is {y.dtype}; expected floating point")
-        if y.ndim not in (2, 3) or y.shape[-1] != width:
-            raise ValueError(
-                f"{name} has shape {tuple(y.shape)}; expected (batch, length, {width}) or (length, {width})"
-            )
-        if known and y.device != weight.device:
-            raise ValueError(f"{name} is on {y.device} but the module is on {weight.device}")
-        if known and y.dtype != weight.dtype and not _cast(y, weight):
-            raise TypeError(f"{name} is {y.dtype} but the module is {weight.dtype}; they must agree")
+        _check_input(name, y, width, module.w_o, sequence=True)
     if x.shape[:-2] != context.shape[:-2]:
         raise ValueError(f"x has shape {tuple(x.shape)} but context {tuple(context.shape)}; their batches must agree")
     if x.ndim == 3 and isinstance(mask, Tensor) and mask.ndim == 3:
@@ -115,6 +121,25 @@ def _cast(x: Tensor, weight: Tensor) -> bool:
     "Whether autocast makes the two agree (it leaves float64 alone)."
     device = "cpu" if x.is_meta else x.device.type
     return torch.is_autocast_enabled(device) and torch.float64 not in (x.dtype, weight.dtype)
+
+
+def _all_or_nothing(*caches):
+    "A context that leaves the caches as they were if what is done in it fails (but in compiled code)."
+    if torch.compiler.is_compiling() or all(cache is None for cache in caches):
+        return nullcontext()
+    return _restored(caches)
+
+
+@contextmanager
+def _restored(caches):
+    # The old keys and values are all that has to be kept: nothing is written into them.
+    before = [(vars(cache), dict(vars(cache))) for cache in caches if hasattr(cache, "__dict__")]
+    try:
+        yield
+    except BaseException:
+        for now, then in before:
+            now.update(then)
+        raise
 
 # %% ../nbs/04_multi_head.ipynb #78616a9f
 #| code-fold: true
@@ -183,11 +208,12 @@ class MultiHeadAttention(nn.Module):
         _check_memory(self, context, cache, positions)
         if alone := x.ndim == 2:  # one sample without a batch axis
             x, context = x[None], None if context is None else context[None]
-        q, k, v = self._remembered(x, context, cache, positions)
-        dropout = {"dropout_p": self.dropout} if self.training and self.dropout else {}
-        heads = (self.attend or fused_attention)(q, k, v, mask, causal=causal, **dropout)
-        _check_heads(heads, q, v)
-        output = self.w_o(rearrange(heads, "b h n d -> b n (h d)"))
+        with _all_or_nothing(cache):
+            q, k, v = self._remembered(x, context, cache, positions)
+            dropout = {"dropout_p": self.dropout} if self.training and self.dropout else {}
+            heads = (self.attend or fused_attention)(q, k, v, mask, causal=causal, **dropout)
+            _check_heads(heads, q, v)
+            output = self.w_o(rearrange(heads, "b h n d -> b n (h d)"))
         output = output[0] if alone else output
         if not return_weights:
             return output
@@ -269,8 +295,8 @@ class MultiHeadAttention(nn.Module):
     ) -> "MultiHeadAttention":
         """The same attention with copied weights.
 
-        Raises `TypeError` for another class, and `ValueError` for the options that have no
-        counterpart here: `add_bias_kv`, `add_zero_attn`, and `kdim` other than `vdim`.
+        Raises `TypeError` for another class and for an `out_proj` that was replaced, and `ValueError` for the
+        options that have no counterpart here: `add_bias_kv`, `add_zero_attn`, and `kdim` other than `vdim`.
         """
         return _from_torch(cls, module, fused, attend)
 
@@ -310,9 +336,12 @@ def _fresh(cls, *args, like: Tensor, **options) -> nn.Module:
 def _check_plain(module: "MultiHeadAttention") -> None:
     "Raise unless the projections are `nn.Linear`: what a replaced layer does besides would be lost."
     for name in ("w_qkv", "w_o") if module.fused else ("w_q", "w_k", "w_v", "w_o"):
-        layer = getattr(module, name)
-        if type(layer).forward is not nn.Linear.forward:
-            raise TypeError(f"{name} is a {type(layer).__name__}; only nn.Linear can be converted (merge adapters first)")
+        _check_linear(name, getattr(module, name))
+
+
+def _check_linear(name: str, layer) -> None:
+    if type(layer).forward is not nn.Linear.forward:
+        raise TypeError(f"{name} is a {type(layer).__name__}; only nn.Linear can be converted (merge adapters first)")
 
 
 def _converted(module: MultiHeadAttention, fused: bool) -> MultiHeadAttention:
@@ -351,6 +380,7 @@ def _blocks_of_torch(module: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor
 def _from_torch(cls, module, fused: bool, attend: Callable | None) -> MultiHeadAttention:
     if not isinstance(module, nn.MultiheadAttention):
         raise TypeError(f"module is a {type(module).__name__}; expected an nn.MultiheadAttention")
+    _check_linear("out_proj", module.out_proj)
     for option, used in (
         ("add_bias_kv=True", module.bias_k is not None),
         ("add_zero_attn=True", module.add_zero_attn),

@@ -22,11 +22,15 @@ from .masking import _check_size, _positions, _readable
 # %% ../nbs/05_positions.ipynb #8163c68f
 #| code-fold: true
 #| code-summary: What the functions of this chapter refuse
-def _check_positions(positions, shape: tuple[int, ...]) -> None:
-    "Raise unless `positions` are whole numbers that fit tensors of `shape`, (..., n, width)."
+def _check_whole(positions) -> None:
     kind = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
     if kind not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         raise TypeError(f"positions is {kind}; expected a tensor of whole numbers")
+
+
+def _check_positions(positions, shape: tuple[int, ...]) -> None:
+    "Raise unless `positions` are whole numbers that fit tensors of `shape`, (..., n, width)."
+    _check_whole(positions)
     n, batch = shape[-2], shape[0] if len(shape) > 2 else None
     # Axis by axis: to compare whole shapes would tell an exported program that batch and n differ.
     per_sample = positions.ndim == 2 and batch is not None and positions.shape[0] in (batch, 1)
@@ -37,11 +41,15 @@ def _check_positions(positions, shape: tuple[int, ...]) -> None:
         raise ValueError(f"positions has {positions.min().item()}; the first position is 0")
 
 
-def _check_vectors(name: str, x, width: int) -> None:
-    "Raise unless x is (..., n, width) in floating point."
+def _check_floating(name: str, x) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point():
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{name} is {kind}; expected a tensor of floating point")
+
+
+def _check_vectors(name: str, x, width: int) -> None:
+    "Raise unless x is (..., n, width) in floating point."
+    _check_floating(name, x)
     if x.ndim < 2 or x.shape[-1] != width:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; expected (..., n, {width})")
 
@@ -63,6 +71,28 @@ def _check_turning(d_rotary: int, width: int) -> None:
     _check_size("d_rotary", d_rotary, least=2)
     if d_rotary % 2 or d_rotary > width:
         raise ValueError(f"d_rotary={d_rotary} is not an even number of at most d_head={width} columns")
+
+
+def _check_tables(x, cos, sin, interleaved) -> None:
+    "Raise unless x can be turned by these tables, and keeps its shape."
+    for name, y in (("x", x), ("cos", cos), ("sin", sin)):
+        _check_floating(name, y)
+        if y.ndim == 0:
+            raise ValueError(f"{name} has no axes; expected (..., n, columns)")
+    if cos.shape != sin.shape or 2 * cos.shape[-1] > x.shape[-1]:
+        raise ValueError(
+            f"cos has shape {tuple(cos.shape)}, sin {tuple(sin.shape)}; expected the same, "
+            f"with at most {x.shape[-1] // 2} pairs for x of shape {tuple(x.shape)}"
+        )
+    # Axis by axis, and the length first: an exported program would learn that it is not 1.
+    ours, theirs = cos.shape[:-1], x.shape[:-1]
+    fits = (n in (m, 1) for n, m in zip(reversed(ours), reversed(theirs)))
+    if len(ours) > len(theirs) or not all(fits):
+        raise ValueError(
+            f"cos and sin have shape {tuple(cos.shape)}; they must broadcast to {(*theirs, cos.shape[-1])}"
+        )
+    if not isinstance(interleaved, bool):
+        raise TypeError(f"interleaved is a {type(interleaved).__name__}; expected True or False")
 
 # %% ../nbs/05_positions.ipynb #e59c11ef
 def _angles(
@@ -194,7 +224,7 @@ class LearnedPositions(nn.Module):
     def extra_repr(self) -> str:
         return f"max_len={self.max_len}, d_model={self.d_model}"
 
-# %% ../nbs/05_positions.ipynb #62669941
+# %% ../nbs/05_positions.ipynb #1d5d0efc
 def apply_rotary(
     x: Float[Tensor, "*b n d"],  # queries or keys
     cos: Float[Tensor, "*p n pairs"],  # of the angles; broadcasts to (*b, n, pairs)
@@ -205,14 +235,10 @@ def apply_rotary(
     """Turn each pair of columns by its angle; columns beyond 2 · pairs stay as they are.
 
     Pairs are the columns (0, pairs), (1, pairs + 1), …; interleaved: (0, 1), (2, 3), ….
-    Source: Su et al. 2021, §3.4.2. Raises `ValueError` if x is narrower than the pairs.
+    Source: Su et al. 2021, §3.4.2. Raises `TypeError` and `ValueError` for tables that do not fit x.
     """
+    _check_tables(x, cos, sin, interleaved)
     pairs = cos.shape[-1]
-    if cos.shape != sin.shape or 2 * pairs > x.shape[-1]:
-        raise ValueError(
-            f"cos has shape {tuple(cos.shape)}, sin {tuple(sin.shape)}; expected the same, "
-            f"with at most {x.shape[-1] // 2} pairs for x of shape {tuple(x.shape)}"
-        )
     turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
     order = "(pair two)" if interleaved else "(two pair)"
     a, b = rearrange(turned.to(torch.promote_types(x.dtype, cos.dtype)), f"... {order} -> two ... pair", two=2)
@@ -268,6 +294,9 @@ class RotaryPositions(nn.Module):
         dtype: torch.dtype = torch.float32,  # computed in this or float32, whichever is finer
     ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:  # (n, pairs) or (batch, 1, n, pairs)
         "Cosine and sine of the angles."
+        _check_whole(positions)
+        if positions.ndim not in (1, 2):
+            raise ValueError(f"positions has shape {tuple(positions.shape)}; expected (n,) or (batch, n)")
         angles = _angles(positions, self.d_rotary, self.base, dtype)
         if angles.ndim == 3:  # the same for all heads of a sample
             angles = angles[:, None]

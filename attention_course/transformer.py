@@ -21,55 +21,13 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 
 from .masking import _check_size, _readable, combine_masks
-from .multi_head import MultiHeadAttention, _fresh
-from attention_course.positions import (
-    LearnedPositions, RotaryPositions, SinusoidalPositions, alibi_bias, positions_from_mask,
+from attention_course.multi_head import (
+    MultiHeadAttention, _all_or_nothing, _check_input, _check_linear, _check_options, _fresh,
 )
-
-# %% ../nbs/06_transformer.ipynb #5d9d0939
-class FeedForward(nn.Module):
-    """Two linear maps with a bend between them, applied to each position alone.
-
-    `swiglu` has a third map, whose output gates the first.
-    Source: Vaswani et al. 2017, §3.3; Hendrycks and Gimpel 2016 (GELU); Shazeer 2020, §2 (SwiGLU).
-    Raises `TypeError` and `ValueError` for sizes and activations that do not exist.
-    """
-
-    def __init__(
-        self,
-        d_model: int,  # width of input and output
-        d_ff: int,  # width between
-        *,
-        activation: Literal["relu", "gelu", "swiglu"] = "relu",
-        bias: bool = True,  # whether the maps add a bias
-    ):
-        super().__init__()
-        _check_size("d_model", d_model, least=1)
-        _check_size("d_ff", d_ff, least=1)
-        if activation not in ("relu", "gelu", "swiglu"):
-            raise ValueError(f"activation={activation!r} is not one of 'relu', 'gelu', 'swiglu'")
-        self.d_model, self.d_ff, self.activation = d_model, d_ff, activation
-        self.w_in = nn.Linear(d_model, d_ff, bias)
-        self.w_gate = nn.Linear(d_model, d_ff, bias) if activation == "swiglu" else None
-        self.w_out = nn.Linear(d_ff, d_model, bias)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        "Draw the matrices as Glorot and Bengio 2010 (eq. 16) do; biases are 0."
-        for layer in (self.w_in, self.w_gate, self.w_out):
-            if layer is not None:
-                nn.init.xavier_uniform_(layer.weight)
-                if layer.bias is not None:
-                    nn.init.zeros_(layer.bias)
-
-    def forward(self, x: Float[Tensor, "*b n d_model"]) -> Float[Tensor, "*b n d_model"]:
-        "Widen, bend, narrow."
-        h = self.w_in(x)
-        if self.w_gate is not None:
-            h = F.silu(self.w_gate(x)) * h
-        else:
-            h = F.relu(h) if self.activation == "relu" else F.gelu(h)
-        return self.w_out(h)
+from attention_course.positions import (
+    LearnedPositions, RotaryPositions, SinusoidalPositions, _check_turning, alibi_bias,
+    positions_from_mask,
+)
 
 # %% ../nbs/06_transformer.ipynb #25f6604f
 #| code-fold: true
@@ -86,6 +44,70 @@ def _checked_flag(name: str, flag) -> bool:
     if not isinstance(flag, bool):
         raise TypeError(f"{name} is a {type(flag).__name__}; expected True or False")
     return flag
+
+
+def _check_eps(eps) -> None:
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+        raise TypeError(f"eps is a {type(eps).__name__}; expected a number")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"eps={eps} is negative or not finite")
+
+
+def _check_activation(activation) -> None:
+    if activation not in ("relu", "gelu", "swiglu"):
+        raise ValueError(f"activation={activation!r} is not one of 'relu', 'gelu', 'swiglu'")
+
+
+def _check_stream(layer, x) -> None:
+    "Raise as attention would, before a norm in front of it does so in torch's words."
+    if layer.norm_first and isinstance(layer.norm_attention, nn.LayerNorm):
+        _check_input("x", x, layer.attention.d_model, layer.attention.w_o, sequence=True)
+
+# %% ../nbs/06_transformer.ipynb #5d9d0939
+class FeedForward(nn.Module):
+    """Two linear maps with a bend between them, applied to each position alone.
+
+    `swiglu` has a third map, whose output gates the first.
+    Source: Vaswani et al. 2017, §3.3; Hendrycks and Gimpel 2016 (GELU); Shazeer 2020, §2 (SwiGLU).
+    Raises `TypeError` and `ValueError` for options that do not exist and inputs that do not fit.
+    """
+
+    def __init__(
+        self,
+        d_model: int,  # width of input and output
+        d_ff: int,  # width between
+        *,
+        activation: Literal["relu", "gelu", "swiglu"] = "relu",
+        bias: bool = True,  # whether the maps add a bias
+    ):
+        super().__init__()
+        _check_size("d_model", d_model, least=1)
+        _check_size("d_ff", d_ff, least=1)
+        _check_activation(activation)
+        _checked_flag("bias", bias)
+        self.d_model, self.d_ff, self.activation = d_model, d_ff, activation
+        self.w_in = nn.Linear(d_model, d_ff, bias)
+        self.w_gate = nn.Linear(d_model, d_ff, bias) if activation == "swiglu" else None
+        self.w_out = nn.Linear(d_ff, d_model, bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        "Draw the matrices as Glorot and Bengio 2010 (eq. 16) do; biases are 0."
+        for layer in (self.w_in, self.w_gate, self.w_out):
+            if layer is not None:
+                nn.init.xavier_uniform_(layer.weight)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Float[Tensor, "*b n d_model"]) -> Float[Tensor, "*b n d_model"]:
+        "Widen, bend, narrow."
+        _check_input("x", x, self.d_model, self.w_in)
+        h = self.w_in(x)
+        if self.w_gate is not None:
+            h = F.silu(self.w_gate(x)) * h
+        else:
+            h = F.relu(h) if self.activation == "relu" else F.gelu(h)
+        return self.w_out(h)
 
 # %% ../nbs/06_transformer.ipynb #2d5ac2e5
 def _join(
@@ -127,6 +149,7 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.norm_first = _checked_flag("norm_first", norm_first)
         self.dropout = nn.Dropout(_checked_dropout(dropout))
+        _check_eps(eps)
         self.attention = MultiHeadAttention(
             d_model, n_heads, n_kv_heads=n_kv_heads, bias=bias, rotary=rotary, attend=attend
         )
@@ -144,16 +167,19 @@ class EncoderLayer(nn.Module):
         positions: Integer[Tensor, "*p n"] | None = None,  # for `rotary`
     ) -> Float[Tensor, "batch n d_model"]:
         "Attend, then transform each position."
+        _check_stream(self, x)
         attend = partial(self.attention, mask=mask, causal=causal, cache=cache, positions=positions)
-        x = _join(self, x, self.norm_attention, attend)
-        return _join(self, x, self.norm_feed_forward, self.feed_forward)
+        with _all_or_nothing(cache):
+            x = _join(self, x, self.norm_attention, attend)
+            return _join(self, x, self.norm_feed_forward, self.feed_forward)
 
     @classmethod
     def from_torch(cls, module: nn.TransformerEncoderLayer) -> "EncoderLayer":
         """The same layer with copied weights; the same function in eval mode, or without dropout.
 
         (In training torch also drops attention weights and hidden units, which the paper does not.)
-        Raises `TypeError` for another class, `ValueError` for options that have no counterpart here.
+        Raises `TypeError` for another class and for linear maps that were replaced, `ValueError` for
+        options that have no counterpart here.
         """
         _check_class(module, nn.TransformerEncoderLayer)
         ours = _fresh(cls, *_sizes_of(module), **_options_of(module), like=module.linear1.weight)
@@ -165,7 +191,8 @@ class EncoderLayer(nn.Module):
     def to_torch(self) -> nn.TransformerEncoderLayer:
         """The same layer as torch's, batch first, with copied weights.
 
-        Raises `ValueError` for what that class has not: `swiglu`, `rotary`, fewer key/value heads.
+        Raises `ValueError` for what that class has not: `swiglu`, `rotary`, fewer key/value heads;
+        `TypeError` for linear maps that were replaced.
         """
         theirs = _fresh(nn.TransformerEncoderLayer, *_sizes_for(self, self.attention), **_options_for(self), like=self.feed_forward.w_in.weight)
         theirs.self_attn = self.attention.to_torch()
@@ -182,6 +209,8 @@ def _check_class(module, cls) -> None:
 
 
 def _sizes_of(module) -> tuple[int, int, int]:
+    for name in ("linear1", "linear2"):
+        _check_linear(name, getattr(module, name))
     return module.linear1.in_features, module.self_attn.num_heads, module.linear1.out_features
 
 
@@ -193,6 +222,9 @@ def _options_of(module) -> dict:
     name = names.get(module.activation, names.get(type(module.activation)))
     if name is None:
         raise ValueError(f"activation={module.activation!r} has no counterpart here; expected ReLU or GELU")
+    shares = [getattr(module, f"dropout{i}").p for i in (1, 2, 3) if hasattr(module, f"dropout{i}")]
+    if len(set(shares)) > 1:
+        raise ValueError(f"dropout has the shares {shares}; here all sublayers have the same")
     return dict(
         dropout=module.dropout1.p, activation=name, norm_first=module.norm_first,
         bias=module.linear1.bias is not None, eps=module.norm1.eps,
@@ -200,6 +232,8 @@ def _options_of(module) -> dict:
 
 
 def _sizes_for(layer, attention: MultiHeadAttention) -> tuple[int, int, int]:
+    for name in ("w_in", "w_out"):
+        _check_linear(name, getattr(layer.feed_forward, name))
     return attention.d_model, attention.n_heads, layer.feed_forward.d_ff
 
 
@@ -255,6 +289,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.norm_first = _checked_flag("norm_first", norm_first)
         self.dropout = nn.Dropout(_checked_dropout(dropout))
+        _check_eps(eps)
         options = dict(n_kv_heads=n_kv_heads, bias=bias, attend=attend)
         self.attention = MultiHeadAttention(d_model, n_heads, rotary=rotary, **options)
         self.cross_attention = MultiHeadAttention(d_model, n_heads, d_context=d_memory, **options)
@@ -275,18 +310,21 @@ class DecoderLayer(nn.Module):
         positions: Integer[Tensor, "*p n"] | None = None,  # for `rotary`
     ) -> Float[Tensor, "batch n d_model"]:
         "Attend to the past, then to the memory, then transform each position."
+        _check_stream(self, x)
         look_back = partial(self.attention, mask=mask, causal=True, cache=cache, positions=positions)
         look_across = partial(self.cross_attention, context=memory, mask=memory_mask, cache=memory_cache)
-        x = _join(self, x, self.norm_attention, look_back)
-        x = _join(self, x, self.norm_cross_attention, look_across)
-        return _join(self, x, self.norm_feed_forward, self.feed_forward)
+        with _all_or_nothing(cache, memory_cache):
+            x = _join(self, x, self.norm_attention, look_back)
+            x = _join(self, x, self.norm_cross_attention, look_across)
+            return _join(self, x, self.norm_feed_forward, self.feed_forward)
 
     @classmethod
     def from_torch(cls, module: nn.TransformerDecoderLayer) -> "DecoderLayer":
         """The same layer with copied weights; the same function in eval mode, or without dropout.
 
         torch's layer is causal only when it is told so; ours always is.
-        Raises `TypeError` for another class, `ValueError` for options that have no counterpart here.
+        Raises `TypeError` for another class and for linear maps that were replaced, `ValueError` for
+        options that have no counterpart here.
         """
         _check_class(module, nn.TransformerDecoderLayer)
         ours = _fresh(cls, *_sizes_of(module), **_options_of(module), like=module.linear1.weight)
@@ -301,7 +339,7 @@ class DecoderLayer(nn.Module):
         """The same layer as torch's, batch first, with copied weights.
 
         Raises `ValueError` for what that class has not: `swiglu`, `rotary`, fewer key/value
-        heads, a memory of another width.
+        heads, a memory of another width; `TypeError` for linear maps that were replaced.
         """
         if self.cross_attention.d_context != self.cross_attention.d_model:
             raise ValueError(f"d_memory={self.cross_attention.d_context} has no counterpart in nn.TransformerDecoderLayer")
@@ -327,7 +365,7 @@ class Encoder(nn.Module):
     ):
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        self.norm, self.alibi = norm, alibi
+        self.norm, self.alibi = norm, _checked_flag("alibi", alibi)
 
     def forward(
         self,
@@ -341,9 +379,10 @@ class Encoder(nn.Module):
         "All layers in turn."
         caches = _per_layer(cache, self.layers, 1)
         mask = _with_distance(self, mask, x, cache)
-        for layer, (own,) in zip(self.layers, caches, strict=True):
-            x = layer(x, mask, causal=causal, cache=own, positions=positions)
-        return x if self.norm is None else self.norm(x)
+        with _all_or_nothing(*cache or ()):
+            for layer, (own,) in zip(self.layers, caches, strict=True):
+                x = layer(x, mask, causal=causal, cache=own, positions=positions)
+            return x if self.norm is None else self.norm(x)
 
     def new_cache(self) -> "list[KVCache]":
         "An empty cache for each layer."
@@ -373,7 +412,7 @@ class Decoder(nn.Module):
     ):
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        self.norm, self.alibi = norm, alibi
+        self.norm, self.alibi = norm, _checked_flag("alibi", alibi)
 
     def forward(
         self,
@@ -388,9 +427,10 @@ class Decoder(nn.Module):
         "All layers in turn, each with the same memory."
         caches = _per_layer(cache, self.layers, 2)
         mask = _with_distance(self, mask, x, cache)
-        for layer, (own, across) in zip(self.layers, caches, strict=True):
-            x = layer(x, memory, mask, memory_mask, cache=own, memory_cache=across, positions=positions)
-        return x if self.norm is None else self.norm(x)
+        with _all_or_nothing(*cache or ()):
+            for layer, (own, across) in zip(self.layers, caches, strict=True):
+                x = layer(x, memory, mask, memory_mask, cache=own, memory_cache=across, positions=positions)
+            return x if self.norm is None else self.norm(x)
 
     def new_cache(self) -> "list[KVCache]":
         "Two empty caches for each layer: one for its own positions, one for the memory."
@@ -417,7 +457,26 @@ def _per_layer(cache, layers, each: int) -> list:
     if not isinstance(cache, (list, tuple)) or len(cache) != each * len(layers):
         kind = f"{len(cache)} caches" if isinstance(cache, (list, tuple)) else f"a {type(cache).__name__}"
         raise ValueError(f"cache is {kind}; expected the list of {each * len(layers)} that new_cache() makes")
-    return [tuple(cache[i : i + each]) for i in range(0, len(cache), each)]
+    groups = [tuple(cache[i : i + each]) for i in range(0, len(cache), each)]
+    if not torch.compiler.is_compiling():
+        _check_caches(cache, groups)
+    return groups
+
+
+def _check_caches(cache, groups: list) -> None:
+    "Raise unless each layer has a cache of its own, and all hold the same positions."
+    for one in cache:
+        if not (hasattr(one, "update") and hasattr(one, "length")):
+            raise TypeError(f"cache has a {type(one).__name__}; expected KVCaches only")
+    if len({id(one) for one in cache}) < len(cache):
+        raise ValueError("cache has one KVCache twice; new_cache() makes one for each place")
+    for place, of_all in zip(("the positions", "the memory"), zip(*groups)):
+        lengths = sorted({one.length for one in of_all})
+        if len(lengths) > 1:
+            raise ValueError(
+                f"for {place}, caches of different layers hold {' and '.join(map(str, lengths))}; "
+                "expected the same in all layers: crop or reset all of them"
+            )
 
 
 def _with_distance(stack, mask, x: Tensor, cache):
@@ -448,7 +507,8 @@ class KVCache:
     """Keys and values of the positions that an attention layer has seen, for the positions to come.
 
     It grows with each call, one `torch.cat` per step; gradients flow through it.
-    Raises `ValueError` for keys and values that do not fit those it holds.
+    A layer or model whose call fails leaves its caches as they were.
+    Raises `TypeError` and `ValueError` for keys, values and samples that do not fit those it holds.
     """
 
     def __init__(self):
@@ -465,8 +525,15 @@ class KVCache:
         v: Float[Tensor, "batch h_kv n d_v"],  # their values
     ) -> tuple[Float[Tensor, "batch h_kv n_k d"], Float[Tensor, "batch h_kv n_k d_v"]]:
         "Add the new positions at the end; all keys and all values."
+        for name, new in (("k", k), ("v", v)):
+            if not isinstance(new, Tensor):
+                raise TypeError(f"{name} is a {type(new).__name__}; expected a tensor")
+            if new.ndim != 4:
+                raise ValueError(f"{name} has shape {tuple(new.shape)}; expected (batch, h_kv, n, d)")
         if k.shape[:-1] != v.shape[:-1]:
             raise ValueError(f"k has shape {tuple(k.shape)} but v {tuple(v.shape)}; all but their widths must agree")
+        if (k.dtype, k.device) != (v.dtype, v.device):
+            raise ValueError(f"k is {k.dtype} on {k.device} but v {v.dtype} on {v.device}; they must agree")
         if self._k is None:
             self._k, self._v = k, v
             return k, v
@@ -510,7 +577,15 @@ class KVCache:
         index: Integer[Tensor, "new_batch"],  # for each sample to come, the one whose past it takes
     ) -> None:
         "Choose samples anew, as a beam search does."
+        kind = index.dtype if isinstance(index, Tensor) else type(index).__name__
+        if kind not in (torch.int64, torch.int32):
+            raise TypeError(f"index is {kind}; expected a tensor of whole numbers, int64 or int32")
+        if index.ndim != 1:
+            raise ValueError(f"index has shape {tuple(index.shape)}; expected (new_batch,)")
         if self._k is not None:
+            batch = self._k.shape[0]
+            if _readable(index) and len(wrong := index[(index < 0) | (index >= batch)]):
+                raise ValueError(f"index has {wrong[0].item()}; the cache holds samples 0 to {batch - 1}")
             self._k, self._v = self._k.index_select(0, index), self._v.index_select(0, index)
 
     def __repr__(self) -> str:
@@ -557,11 +632,21 @@ class TransformerConfig:
                 _check_size(name, getattr(self, name), least=1)
         if self.n_decoder_layers is not None:
             _check_size("n_decoder_layers", self.n_decoder_layers)
+        _check_options(
+            d_model=self.d_model, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads or self.n_heads,
+            d_context=self.d_model, d_head=None, dropout=self.dropout, bias=self.bias,
+            fused=False, rotary=None, attend=None,
+        )
+        _check_activation(self.activation)
+        _check_eps(self.eps)
         if self.positions not in ("sinusoidal", "learned", "rotary", "alibi", None):
             raise ValueError(f"positions={self.positions!r} is not one of 'sinusoidal', 'learned', 'rotary', 'alibi', None")
-        for name in ("norm_first", "share_embeddings", "tie_output", "scale_embeddings", "bias"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} is a {type(getattr(self, name)).__name__}; expected True or False")
+        if self.positions == "rotary":
+            _check_turning(self.d_model // self.n_heads, self.d_model // self.n_heads)
+        for name in ("norm_first", "share_embeddings", "tie_output", "scale_embeddings"):
+            _checked_flag(name, getattr(self, name))
+        if self.final_norm is not None:
+            _checked_flag("final_norm", self.final_norm)
         if self.share_embeddings and self.tgt_vocab_size not in (None, self.vocab_size):
             raise ValueError(
                 f"share_embeddings=True needs one vocabulary, but vocab_size={self.vocab_size} "
@@ -682,9 +767,8 @@ class Transformer(nn.Module):
         positions: Integer[Tensor, "*p n_t"] | None = None,
     ) -> Float[Tensor, "batch n_t d_model"]:
         "As `decode`, but before `unembed`: a training loop makes logits only where they count."
-        past = cache[0].length if cache else 0
         if cache is not None and positions is None:
-            positions = torch.arange(past, past + tgt.shape[-1], device=tgt.device)
+            positions = _positions_after(self, tgt, cache)
         y, positions = self.embed(tgt, source=False, positions=positions)
         if cache is None and tgt_mask is None:
             tgt_mask = self.padding(tgt)
@@ -692,6 +776,7 @@ class Transformer(nn.Module):
 
     def unembed(self, h: Float[Tensor, "*b d_model"]) -> Float[Tensor, "*b vocab"]:
         "Logits: the product with each row of the target's embedding, or of `output`."
+        _check_input("h", h, self.config.d_model, self.output or self.tgt_embedding)
         return F.linear(h, self.tgt_embedding.weight) if self.output is None else self.output(h)
 
     def embed(
@@ -727,7 +812,11 @@ class Transformer(nn.Module):
         vocab_size: int,
         **changes,  # of the fields of `TransformerConfig` that torch's module does not decide
     ) -> "Transformer":
-        """A Transformer with copied stacks and new embeddings. Raises as the layers' `from_torch` do."""
+        """A Transformer with copied stacks and new embeddings.
+
+        Raises as the layers' `from_torch` do, and `ValueError` for layers that do not share their options,
+        and for `rotary` and `alibi`, which torch's attention has not.
+        """
         return _from_torch(cls, module, vocab_size, changes)
 
     def to_torch(self) -> nn.Transformer:
@@ -759,6 +848,16 @@ def _check_one_row(name: str, mask) -> None:
         )
 
 
+def _positions_after(model: Transformer, tgt, cache) -> Integer[Tensor, "n_t"]:
+    "Positions of new tokens of the target: those that follow what the caches hold."
+    _check_ids("tgt", tgt, model.tgt_embedding.num_embeddings)
+    _per_layer(cache, model.decoder.layers, 2)
+    if not cache and model.tgt_positions is not None:
+        raise ValueError("a decoder without layers has no cache that could count what came before; give positions")
+    past = cache[0].length if cache else 0
+    return torch.arange(past, past + tgt.shape[-1], device=tgt.device)
+
+
 def _added_positions(c: TransformerConfig) -> nn.Module | None:
     "What is added to embeddings; the other kinds act inside attention."
     if c.positions == "sinusoidal":
@@ -771,17 +870,38 @@ def _from_torch(cls, module, vocab_size: int, changes: dict) -> Transformer:
     encoder, decoder = Encoder.from_torch(module.encoder), Decoder.from_torch(module.decoder)
     if not encoder.layers or not decoder.layers:
         raise ValueError("module has no layers to learn the sizes from")
-    (d_model, n_heads, d_ff), options = _sizes_of(module.encoder.layers[0]), _options_of(module.encoder.layers[0])
     decided = dict(
-        d_model=d_model, n_heads=n_heads, d_ff=d_ff, n_layers=len(encoder.layers),
-        n_decoder_layers=len(decoder.layers), final_norm=encoder.norm is not None, **options,
+        n_kv_heads=None, n_layers=len(encoder.layers), n_decoder_layers=len(decoder.layers),
+        final_norm=encoder.norm is not None, **_same_in_all_layers(module),
     )
     if clash := sorted(decided.keys() & changes.keys()):
         raise ValueError(f"{clash[0]} is decided by the module; leave it out")
     config = TransformerConfig(vocab_size, **decided, **changes)
+    if config.positions in ("rotary", "alibi"):
+        raise ValueError(f"positions={config.positions!r} has no counterpart in the attention of nn.Transformer")
     ours = cls(config).to(module.encoder.layers[0].linear1.weight)
     ours.encoder, ours.decoder = encoder, decoder
     return ours.train(module.training)
+
+
+def _same_in_all_layers(module: nn.Transformer) -> dict:
+    "Sizes and options of all layers. Raises `ValueError` where they differ, for a config has one of each."
+    first, *others = [
+        dict(zip(("d_model", "n_heads", "d_ff"), _sizes_of(layer))) | _options_of(layer)
+        for layer in (*module.encoder.layers, *module.decoder.layers)
+    ]
+    for other in others:
+        for name, value in first.items():
+            if other[name] != value:
+                raise ValueError(f"module has layers of {name}={value} and of {other[name]}; expected one for all")
+    if (module.encoder.norm is None) != (module.decoder.norm is None):
+        raise ValueError("module has a norm after one stack only; expected it after both or none")
+    for name, norm in module.named_modules():
+        if name.rpartition(".")[2].startswith("norm"):
+            plain = type(norm) is nn.LayerNorm and norm.weight is not None
+            if not plain or (norm.eps, norm.bias is not None) != (first["eps"], first["bias"]):
+                raise ValueError(f"{name} is {norm}; expected a LayerNorm of eps={first['eps']} and bias={first['bias']}")
+    return first
 
 
 def _to_torch(model: Transformer) -> nn.Transformer:

@@ -701,6 +701,17 @@ def test_a_replaced_projection_is_not_converted_in_silence(convert):
         getattr(m, convert)()
 
 
+def test_a_replaced_output_projection_of_torchs_is_not_converted_in_silence():
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return 5 * super().forward(x)
+
+    theirs = torch_module()
+    theirs.out_proj = Scaled(12, 12).double()
+    with pytest.raises(TypeError, match="out_proj is a Scaled; only nn.Linear can be converted"):
+        MultiHeadAttention.from_torch(theirs)
+
+
 def test_conversions_draw_no_random_numbers_and_keep_what_is_frozen():
     m = module().requires_grad_(False)
     theirs = torch_module().requires_grad_(False)

@@ -528,6 +528,18 @@ def test_exports_with_dynamic_batch_and_length(kind, given):
         (lambda: RotaryPositions(8, interleaved=1), TypeError, "interleaved is a int; expected True or False"),
         (lambda: apply_rotary(torch.zeros(1, 4), torch.ones(1, 3), torch.ones(1, 3)), ValueError, "at most 2 pairs for x of shape"),
         (lambda: apply_rotary(torch.zeros(1, 4), torch.ones(1, 2), torch.ones(1, 1)), ValueError, "expected the same"),
+        (lambda: apply_rotary(torch.ones(1, 4).long(), torch.ones(1, 2), torch.ones(1, 2)), TypeError, "x is torch.int64; expected a tensor of floating point"),
+        (lambda: apply_rotary(torch.ones(1, 4), torch.ones(1, 2).cfloat(), torch.ones(1, 2).cfloat()), TypeError, "cos is torch.complex64"),
+        (lambda: apply_rotary(torch.ones(1, 4), torch.ones(1, 2), [[1.0, 1.0]]), TypeError, "sin is list"),
+        (lambda: apply_rotary(torch.ones(1, 4), torch.ones(()), torch.ones(())), ValueError, "cos has no axes"),
+        (lambda: apply_rotary(torch.ones(1, 1, 1, 4), torch.ones(5, 2), torch.ones(5, 2)), ValueError, r"cos and sin have shape \(5, 2\); they must broadcast to \(1, 1, 1, 2\)"),
+        (lambda: apply_rotary(torch.ones(1, 1, 3, 4), torch.ones(5, 2), torch.ones(5, 2)), ValueError, r"must broadcast to \(1, 1, 3, 2\)"),
+        (lambda: apply_rotary(torch.ones(1, 1, 5, 4), torch.ones(7, 1, 5, 2), torch.ones(7, 1, 5, 2)), ValueError, r"must broadcast to \(1, 1, 5, 2\)"),
+        (lambda: apply_rotary(torch.ones(5, 4), torch.ones(1, 5, 2), torch.ones(1, 5, 2)), ValueError, r"must broadcast to \(5, 2\)"),
+        (lambda: apply_rotary(torch.ones(1, 4), torch.ones(1, 2), torch.ones(1, 2), interleaved="no"), TypeError, "interleaved is a str"),
+        (lambda: RotaryPositions(4).tables([0, 1]), TypeError, "positions is list; expected a tensor of whole numbers"),
+        (lambda: RotaryPositions(4).tables(torch.rand(3)), TypeError, "positions is torch.float32"),
+        (lambda: RotaryPositions(4).tables(torch.ones(1, 1, 3).long()), ValueError, r"positions has shape \(1, 1, 3\)"),
         (lambda: reorder_rotary(torch.zeros(6, 2), 4, to="interleaved"), ValueError, r"weight has shape \(6, 2\); its rows are not divisible by n_heads=4"),
         (lambda: reorder_rotary(torch.zeros(6, 2), 2, to="interleaved"), ValueError, "d_rotary=3 is not an even number"),
         (lambda: reorder_rotary(torch.zeros(8, 2), 2, to="paper"), ValueError, "to='paper' is no layout; expected 'interleaved' or 'half-split'"),
@@ -544,7 +556,7 @@ def test_exports_with_dynamic_batch_and_length(kind, given):
         (lambda: positions_from_mask(torch.ones(2, 1, 3, 3, dtype=torch.bool)), ValueError, r"mask has shape \(2, 1, 3, 3\)"),
         (lambda: RotaryPositions(8)(torch.zeros(2, 3, 8)), ValueError, r"x has shape \(2, 3, 8\); expected \(batch, heads, n, 8\)"),
     ],
-    ids=range(35),
+    ids=range(47),
 )
 def test_what_does_not_fit_is_refused(call, error, says):
     with pytest.raises(error, match=says):

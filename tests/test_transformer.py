@@ -162,12 +162,73 @@ def test_round_trip_keeps_weights_mode_and_what_is_frozen_and_draws_nothing(kind
         (lambda: EncoderLayer.from_torch(nn.TransformerEncoderLayer(12, 3, 20, activation=nn.GELU("tanh"))), "approximate"),
         (lambda: Transformer.from_torch(nn.Transformer(12, 3, 0, 1, 20), 30), "no layers"),
         (lambda: Transformer.from_torch(nn.Transformer(12, 3, 1, 1, 20), 30, d_model=12), "d_model is decided by the module"),
+        (lambda: Transformer.from_torch(nn.Transformer(12, 3, 1, 1, 20), 30, n_kv_heads=1), "n_kv_heads is decided by the module"),
+        (lambda: Transformer.from_torch(nn.Transformer(12, 3, 1, 1, 20), 30, positions="rotary"), "positions='rotary' has no counterpart"),
+        (lambda: Transformer.from_torch(nn.Transformer(12, 3, 1, 1, 20), 30, positions="alibi"), "positions='alibi' has no counterpart"),
     ],
-    ids=range(14),
+    ids=range(17),
 )
 def test_what_has_no_counterpart_is_refused(make, says):
     with pytest.raises(ValueError, match=says):
         make()
+
+
+def torchs(norms=(nn.LayerNorm(12), nn.LayerNorm(12)), **of_decoder):
+    "An nn.Transformer whose decoder has options of its own."
+    options = dict(d_model=12, nhead=3, dim_feedforward=20, batch_first=True)
+    return nn.Transformer(
+        12, 3, batch_first=True,
+        custom_encoder=nn.TransformerEncoder(nn.TransformerEncoderLayer(**options), 1, norms[0], enable_nested_tensor=False),
+        custom_decoder=nn.TransformerDecoder(nn.TransformerDecoderLayer(**{**options, **of_decoder}), 1, norms[1]),
+    )
+
+
+@pytest.mark.usefixtures("no_shape_check")
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"nhead": 4}, "n_heads=3 and of 4"),
+        ({"dim_feedforward": 16}, "d_ff=20 and of 16"),
+        ({"activation": "gelu"}, "activation=relu and of gelu"),
+        ({"norm_first": True}, "norm_first=False and of True"),
+        ({"dropout": 0.2}, "dropout=0.1 and of 0.2"),
+        ({"bias": False}, "bias=True and of False"),
+        ({"layer_norm_eps": 1e-3}, "eps=1e-05 and of 0.001"),
+        ({"norms": (None, nn.LayerNorm(12))}, "norm after one stack only"),
+        ({"norms": (nn.LayerNorm(12), nn.LayerNorm(12, 1e-3))}, "decoder.norm is LayerNorm"),
+        ({"norms": (nn.LayerNorm(12, bias=False), nn.LayerNorm(12))}, "encoder.norm is LayerNorm"),
+        ({"norms": (nn.RMSNorm(12), nn.RMSNorm(12))}, "encoder.norm is RMSNorm"),
+    ],
+    ids=str,
+)
+def test_a_module_that_no_config_describes_is_refused(options, says):
+    "Its config would be saved, and make another model."
+    assert Transformer.from_torch(torchs(), 30).config.n_heads == 3
+    with pytest.raises(ValueError, match=says):
+        Transformer.from_torch(torchs(**options), 30)
+
+
+@pytest.mark.parametrize("kind", [EncoderLayer, DecoderLayer], ids=lambda c: c.__name__)
+def test_what_replaced_parts_do_is_not_lost_in_silence(kind):
+    class Adapter(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    theirs = nn.TransformerEncoderLayer if kind is EncoderLayer else nn.TransformerDecoderLayer
+    for name, of in (("linear1", lambda layer: layer), ("linear2", lambda layer: layer), ("out_proj", lambda layer: layer.self_attn)):
+        layer = theirs(12, 3, 12)
+        setattr(of(layer), name, Adapter(12, 12))
+        with pytest.raises(TypeError, match=f"{name} is a Adapter; only nn.Linear can be converted"):
+            kind.from_torch(layer)
+    for name in ("w_in", "w_out"):
+        layer = kind(12, 3, 12)
+        setattr(layer.feed_forward, name, Adapter(12, 12))
+        with pytest.raises(TypeError, match=f"{name} is a Adapter; only nn.Linear can be converted"):
+            layer.to_torch()
+    layer = theirs(12, 3, 12)
+    layer.dropout2.p = 0.5
+    with pytest.raises(ValueError, match=r"dropout has the shares \[0.1, 0.5"):
+        kind.from_torch(layer)
 
 
 @pytest.mark.usefixtures("no_shape_check")
@@ -263,8 +324,27 @@ def test_the_target_never_sees_its_future_in_either_mode():
         (lambda: Transformer(TransformerConfig.tiny(9, positions="learned", max_len=4))(torch.ones(1, 5, dtype=torch.int64), torch.ones(1, 3, dtype=torch.int64)), ValueError, "max_len=4"),
         (lambda: Transformer(TransformerConfig.tiny(9, d_model=18, n_heads=6, positions="rotary")), ValueError, "d_rotary=3"),
         (lambda: Transformer(TransformerConfig.tiny(9)).decode(torch.ones(2, 3, dtype=torch.int64), normal(3, 4, 128, dtype=torch.float32)), ValueError, "batches must agree"),
+        (lambda: FeedForward(4, 4, bias="no"), TypeError, "bias is a str"),
+        (lambda: FeedForward(4, 4)(normal(2, 3)), ValueError, r"x has shape \(2, 3\); expected \(..., 4\)"),
+        (lambda: FeedForward(4, 4)(normal(2, 4)), TypeError, "x is torch.float64 but the module is torch.float32"),
+        (lambda: EncoderLayer(12, 3, 4, norm_first=True)(normal(2, 3, 11)), ValueError, r"x has shape \(2, 3, 11\)"),
+        (lambda: EncoderLayer(12, 3, 4, norm_first=True)(normal(2, 3, 12)), TypeError, "x is torch.float64 but the module"),
+        (lambda: DecoderLayer(12, 3, 4, norm_first=True)(normal(2, 3, 11), normal(2, 3, 12)), ValueError, r"x has shape \(2, 3, 11\)"),
+        (lambda: EncoderLayer(12, 3, 4, eps=-1.0), ValueError, "eps=-1.0 is negative"),
+        (lambda: DecoderLayer(12, 3, 4, eps="no"), TypeError, "eps is a str; expected a number"),
+        (lambda: Encoder([], alibi="no"), TypeError, "alibi is a str; expected True or False"),
+        (lambda: Decoder([], alibi=1), TypeError, "alibi is a int; expected True or False"),
+        (lambda: Transformer(TransformerConfig.tiny(9)).unembed(normal(2, 7)), ValueError, r"h has shape \(2, 7\); expected \(..., 128\)"),
+        (lambda: TransformerConfig(9, eps=float("nan")), ValueError, "eps=nan is negative or not finite"),
+        (lambda: TransformerConfig(9, dropout=2.0), ValueError, "dropout=2.0 is not between 0 and 1"),
+        (lambda: TransformerConfig(9, dropout="no"), TypeError, "dropout is a str"),
+        (lambda: TransformerConfig(9, final_norm="no"), TypeError, "final_norm is a str; expected True or False"),
+        (lambda: TransformerConfig(9, activation="tanh"), ValueError, "activation='tanh' is not one of"),
+        (lambda: TransformerConfig(9, n_heads=3), ValueError, "d_model=512 is not divisible by n_heads=3"),
+        (lambda: TransformerConfig(9, n_kv_heads=3), ValueError, "n_heads=8 is not divisible by n_kv_heads=3"),
+        (lambda: TransformerConfig(9, d_model=24, positions="rotary"), ValueError, "d_rotary=3"),
     ],
-    ids=range(29),
+    ids=range(48),
 )
 def test_what_does_not_fit_is_refused_by_name(make, error, says):
     with pytest.raises(error, match=says):
@@ -710,8 +790,17 @@ def test_reordered_beams_go_on_from_their_own_past():
         (lambda c: c.crop(6), ValueError, "n=6 is more than the 5 positions"),
         (lambda c: c.crop(-1), ValueError, "n=-1"),
         (lambda c: c.crop(1.5), TypeError, "n is"),
+        (lambda c: c.update([1], [2]), TypeError, "k is a list; expected a tensor"),
+        (lambda c: c.update(normal(3, 1, 4), normal(3, 1, 6)), ValueError, r"k has shape \(3, 1, 4\); expected \(batch, h_kv, n, d\)"),
+        (lambda c: KVCache().update(normal(3, 2, 1, 4), normal(3, 2, 1, 4).half()), ValueError, "k is torch.float64 on cpu but v torch.float16"),
+        (lambda c: c.reorder(torch.tensor([0, 3])), ValueError, "index has 3; the cache holds samples 0 to 2"),
+        (lambda c: c.reorder(torch.tensor([-1])), ValueError, "index has -1"),
+        (lambda c: c.reorder(torch.tensor([True, False])), TypeError, "index is torch.bool; expected a tensor of whole numbers"),
+        (lambda c: c.reorder(torch.tensor(1)), ValueError, r"index has shape \(\); expected \(new_batch,\)"),
+        (lambda c: c.reorder([0, 1]), TypeError, "index is list"),
+        (lambda c: KVCache().reorder("all"), TypeError, "index is str"),
     ],
-    ids=range(7),
+    ids=range(16),
 )
 def test_a_cache_refuses_what_does_not_fit(call, error, says):
     cache = KVCache()
@@ -727,6 +816,72 @@ def test_a_cache_of_another_memory_is_refused():
     m.decode(tgt, m.encode(src), m.padding(src), cache=cache)
     with pytest.raises(ValueError, match="cache holds 7 positions but context has 4; it belongs to another context"):
         m.decode(tgt[:, :1], m.encode(src[:, :4]), cache=cache)
+
+
+@pytest.mark.usefixtures("no_shape_check")
+@pytest.mark.parametrize("fails", ["mask of the memory", "mask of the target", "memory", "interrupted"])
+@pytest.mark.parametrize("first", [True, False], ids=["empty", "begun"])
+def test_a_call_that_fails_leaves_the_caches_as_they_were(fails, first):
+    m, (src, tgt) = model(), padded((7, 4), (5, 5))
+    memory, keep, cache = m.encode(src), m.padding(src), m.new_cache()
+    past = 0 if first else 2
+    if past:
+        m.decode(tgt[:, :past], memory, keep, cache=cache)
+    before = [c.length for c in cache]
+    rest = tgt[:, past:]
+    if fails == "mask of the memory":
+        with pytest.raises(ValueError, match="mask has shape"):
+            m.decode(rest, memory, torch.ones(2, 1, 1, 3).bool(), cache=cache)
+    elif fails == "mask of the target":
+        with pytest.raises(ValueError, match="mask has shape"):
+            m.decode(rest, memory, keep, torch.ones(2, 1, 1, 9).bool(), cache=cache)
+    elif fails == "memory":
+        with pytest.raises(ValueError):
+            m.decode(rest, memory[:1], cache=cache)
+    else:
+        def stop(*_):
+            raise KeyboardInterrupt
+
+        hook = m.decoder.layers[1].feed_forward.register_forward_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            m.decode(rest, memory, keep, cache=cache)
+        hook.remove()
+    assert [c.length for c in cache] == before
+    close(m.decode(rest, memory, keep, cache=cache), m.decode(tgt, memory, keep)[:, past:])
+
+
+@pytest.mark.usefixtures("no_shape_check")
+def test_caches_that_do_not_belong_together_are_refused():
+    m, (src, tgt) = model(), padded()
+    memory, cache = m.encode(src), m.new_cache()
+    m.decode(tgt, memory, cache=cache)
+    cache[0].crop(2)  # and not the other layer's
+    for place, wanted in ((0, "for the positions, .* hold 2 and 5"), (1, "for the memory, .* hold 0 and 7")):
+        with pytest.raises(ValueError, match=wanted):
+            m.decode(tgt[:, :1], memory, cache=cache)
+        cache[2].crop(2)
+        cache[1].reset()
+    encoder, x = moved(Encoder([EncoderLayer(12, 3, 20) for _ in range(2)])), normal(2, 3, 12)
+    with pytest.raises(ValueError, match="cache has one KVCache twice"):
+        encoder(x, causal=True, cache=[KVCache()] * 2)
+    with pytest.raises(TypeError, match="cache has a NoneType; expected KVCaches"):
+        m.decode(tgt, memory, cache=[None] * 4)
+    with pytest.raises(ValueError, match="cache is a KVCache; expected the list of 4"):
+        m.decode(tgt, memory, cache=KVCache())
+    with pytest.raises(TypeError, match="tgt is list; expected a tensor of token ids"):
+        m.decode([[1, 2]], memory, cache=m.new_cache())
+
+
+@KINDS
+def test_a_decoder_without_layers_never_loses_count(positions):
+    m, (src, tgt) = model(positions=positions, n_decoder_layers=0), padded((7, 4), (5, 5))
+    memory, whole, added = m.encode(src), m.decode(tgt, m.encode(src)), positions in ("sinusoidal", "learned")
+    if added:
+        with pytest.raises(ValueError, match="no cache that could count what came before; give positions"):
+            m.decode(tgt, memory, cache=m.new_cache())
+    for t in range(5):
+        at = torch.tensor([t]) if added else None
+        close(m.decode(tgt[:, t : t + 1], memory, cache=m.new_cache(), positions=at), whole[:, t : t + 1])
 
 
 # --- attention's own cache ------------------------------------------------------------------------------------------
@@ -757,6 +912,17 @@ def test_attention_keeps_the_keys_and_values_of_a_context(fused):
     rest = m(x[:, 2:], context, cache=cache)
     close(torch.cat([first, rest], 1), m(x, context))
     assert cache.length == 7
+
+
+@pytest.mark.usefixtures("no_shape_check")
+@pytest.mark.parametrize("kind", [MultiHeadAttention, EncoderLayer], ids=lambda c: c.__name__)
+def test_a_refused_mask_leaves_the_cache_of_one_layer_as_it_was(kind):
+    m, x, cache = moved(kind(12, 3, *[20] * (kind is EncoderLayer))), normal(2, 5, 12), KVCache()
+    m(x[:, :2], causal=True, cache=cache)
+    with pytest.raises(ValueError, match="mask has shape"):
+        m(x[:, 2:], mask=torch.ones(2, 1, 1, 9).bool(), causal=True, cache=cache)
+    assert cache.length == 2
+    close(m(x[:, 2:], causal=True, cache=cache), m(x, causal=True)[:, 2:])
 
 
 def test_attention_with_a_cache_and_one_sample_without_a_batch_axis():
@@ -796,6 +962,14 @@ def test_a_decoder_compiles_without_graph_breaks(compiled):
     for n, n_s in LENGTHS:
         x, memory = normal(2, n, 12), normal(2, n_s, 12, seed=1)
         close(f(x, memory), decoder(x, memory))
+
+
+@pytest.mark.usefixtures("no_shape_check")
+def test_a_decoder_with_a_cache_compiles_without_graph_breaks():
+    decoder, x, memory = moved(Decoder([DecoderLayer(12, 3, 20)])), normal(2, 2, 12), normal(2, 5, 12, seed=1)
+    f, cache = torch.compile(lambda x, cache: decoder(x, memory, cache=cache), backend="eager", fullgraph=True), decoder.new_cache()
+    close(torch.cat([f(x[:, :1], cache), f(x[:, 1:], cache)], 1), decoder(x, memory))
+    assert [c.length for c in cache] == [2, 5]
 
 
 @EXPORT
