@@ -776,7 +776,8 @@ class Transformer(nn.Module):
 
     def unembed(self, h: Float[Tensor, "*b d_model"]) -> Float[Tensor, "*b vocab"]:
         "Logits: the product with each row of the target's embedding, or of `output`."
-        _check_input("h", h, self.config.d_model, self.output or self.tgt_embedding)
+        rows = self.tgt_embedding if self.output is None else self.output
+        _check_input("h", h, self.config.d_model, rows)
         return F.linear(h, self.tgt_embedding.weight) if self.output is None else self.output(h)
 
     def embed(
