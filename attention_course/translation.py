@@ -49,7 +49,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int64, Integer
 from torch import Tensor, nn
 
-from .masking import _check_size
+from .masking import _check_size, _readable
 from .toolkit import PALETTE, _figure
 from .transformer import Transformer, TransformerConfig, _checked_flag
 
@@ -229,13 +229,15 @@ class Vocabulary:
     """The tokens a model knows, as ids: text to ids and back. Ids 0 to 3 are `<pad>`, `<s>`, `</s>`, `<unk>`.
 
     `train_vocabulary` makes one. Text that looks like a special token is text.
-    Raises `ValueError` for a tokenizer with other ids.
+    Raises `TypeError` for what is no tokenizer, `ValueError` for one with other ids.
     """
 
     def __init__(
         self,
         tokenizer: Any,  # a `tokenizers.Tokenizer`
     ):
+        if not hasattr(tokenizer, "id_to_token"):
+            raise TypeError(f"tokenizer is a {type(tokenizer).__name__}; expected a `tokenizers.Tokenizer`")
         first = tuple(tokenizer.id_to_token(i) for i in range(4))
         if first != SPECIAL_TOKENS:
             raise ValueError(f"the tokenizer's ids 0 to 3 are {first}; expected {SPECIAL_TOKENS}")
@@ -372,7 +374,9 @@ def train_vocabulary(
     texts = _texts(texts)
     if not any(texts):
         raise ValueError(f"texts holds {len(texts)} texts without a character in them; expected some to learn from")
-    if size is None and not characters:
+    if size is not None:
+        _check_size("size", size, least=1)
+    elif not characters:
         raise ValueError("size is missing; without characters=True a vocabulary needs a number of tokens")
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=SPECIAL_TOKENS[UNK]))
     if characters:
@@ -382,7 +386,7 @@ def train_vocabulary(
         bpe.pre_tokenizer = cut.Sequence([cut.Metaspace(), cut.Punctuation("isolated")])
         bpe.decoder = tokenizers.decoders.Metaspace()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=0 if characters else max(0, operator.index(size)),  # 0: the characters, and no merge
+        vocab_size=0 if characters else size,  # 0: the characters, and no merge
         special_tokens=list(SPECIAL_TOKENS),
         show_progress=False,
     )
@@ -435,13 +439,14 @@ def token_batches(
 def collate(
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],  # ids of source and target, `</s>` included
 ) -> tuple[Int64[Tensor, "batch n_s"], Int64[Tensor, "batch n_t"]]:  # source, and target with `<s>` before it
-    "The tensors of one batch, short rows filled with `<pad>`. Raises `ValueError` for no pairs."
+    "The tensors of one batch, short rows filled with `<pad>`. Raises `ValueError` for no pairs, `TypeError` for what is no id."
     if not pairs:
         raise ValueError("pairs is empty; a batch needs at least one")
 
     def fill(rows):
         width = max(map(len, rows))
-        return torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows], dtype=torch.int64)
+        full = [[*map(operator.index, row), *[PAD] * (width - len(row))] for row in rows]
+        return torch.tensor(full, dtype=torch.int64)
 
     return fill([source for source, _ in pairs]), fill([[BOS, *target] for _, target in pairs])
 
@@ -478,13 +483,17 @@ def label_smoothed_loss(
 ) -> Float[Tensor, ""]:  # in nats per real token; 0, with zero gradients, if there is none
     """Cross-entropy with a softened target, averaged over the real tokens.
 
-    Source: Szegedy et al. 2016, §7; Vaswani et al. 2017, §5.4. Raises: `ValueError` if the shapes do not belong together, or
-    `smoothing` is not between 0 and 1."""
+    Source: Szegedy et al. 2016, §7; Vaswani et al. 2017, §5.4. Raises: `ValueError` if the shapes do not belong together,
+    `smoothing` is not between 0 and 1, or a target that counts is no token; `TypeError` for targets that are no ids."""
     if logits.shape[:-1] != targets.shape:
         raise ValueError(f"targets has shape {tuple(targets.shape)}; logits of shape {tuple(logits.shape)} need {tuple(logits.shape[:-1])}")
     if not 0 <= smoothing <= 1:
         raise ValueError(f"smoothing={smoothing}; expected a share from 0 to 1")
+    if targets.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        raise TypeError(f"targets has dtype {targets.dtype}; expected ids, whole numbers")
     real = torch.ones_like(targets, dtype=torch.bool) if pad_id is None else targets != pad_id
+    if _readable(targets) and len(wrong := targets[real & ((targets < 0) | (targets >= logits.shape[-1]))]):
+        raise ValueError(f"targets has the id {wrong[0]}; the logits have {logits.shape[-1]} tokens")
     if pad_id is not None:
         logits = logits.masked_fill(~real[..., None], 0)  # what stands there cannot matter, be it NaN
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -1119,6 +1128,9 @@ def _check_source(model, src, src_mask, max_len, use_cache) -> None:
     "Raise for sentences that no decoder can read."
     if not all(callable(getattr(model, name, None)) for name in ("encode", "decode", "padding", "new_cache")):
         raise TypeError(f"model is a {type(model).__name__}; expected a Transformer, with encode, decode, padding and new_cache")
+    pad_id = getattr(getattr(model, "config", None), "pad_id", PAD)
+    if pad_id not in (PAD, None):
+        raise ValueError(f"model.config.pad_id={pad_id}; expected {PAD}, with which decoding fills up, or None")
     if not isinstance(src, Tensor):
         raise TypeError(f"src is a {type(src).__name__}; expected a tensor of ids")
     if src.dtype not in (torch.int64, torch.int32):
@@ -1132,8 +1144,7 @@ def _check_source(model, src, src_mask, max_len, use_cache) -> None:
             raise ValueError(f"src_mask has shape {tuple(src_mask.shape)}; expected (batch, 1, 1, n_s), here {(len(src), 1, 1, src.shape[1])}")
     if max_len is not None:
         _check_size("max_len", max_len, least=1)
-    if not isinstance(use_cache, bool):
-        raise TypeError(f"use_cache is a {type(use_cache).__name__}; expected True or False")
+    _checked_flag("use_cache", use_cache)
 
 # %% ../nbs/07_translation.ipynb #ce7d363a
 class _Prefixes:
@@ -1659,7 +1670,7 @@ def load_translator(
 
 # %% ../nbs/07_translation.ipynb #4923280b
 def translate(
-    texts: Sequence[str],  # sentences of the source language
+    texts: Iterable[str],  # sentences of the source language
     model: nn.Module,  # and `vocabulary`: from `train_translator` or `load_translator`
     vocabulary: Vocabulary,
     *,
@@ -1670,10 +1681,8 @@ def translate(
 
     Raises `TypeError` for what is no list of texts, else as the decoder does.
     """
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise TypeError("texts must be a list of strings, one for each sentence")
+    texts, device = _texts(texts), _device_of(model)
     decode = decode or (lambda model, src: [found[0].ids for found in beam_search(model, src)])
-    device = next(model.parameters()).device
     answers = [""] * len(texts)
     numbers = [i for i, text in enumerate(texts) if text.strip()]
     sources = [(ids, ids) for ids in vocabulary.encode_batch([texts[i] for i in numbers])]

@@ -590,8 +590,16 @@ def test_neighbours_and_batches_do_not_matter(dates):
 @errors
 @pytest.mark.parametrize("texts", ["one text", ["a", None], [b"a"]])
 def test_what_is_no_list_of_texts_is_refused(texts, dates):
-    with pytest.raises(TypeError, match="texts must be a list of strings"):
+    with pytest.raises(TypeError, match="texts is one string|text [01] is a "):
         translate(texts, *load_translator(dates))
+
+
+@errors
+def test_any_texts_are_translated_but_not_by_any_model(dates):
+    model, vocabulary = load_translator(dates)
+    assert translate({"3 March": 0}, model, vocabulary) == translate(["3 March"], model, vocabulary)
+    with pytest.raises(ValueError, match="ReLU without parameters"):
+        translate(["3 March"], nn.ReLU(), vocabulary)
 
 
 def test_lines_of_standard_input_and_texts_are_translated_alike(said, monkeypatch, dates):

@@ -595,8 +595,10 @@ def test_a_file_that_holds_no_vocabulary_is_refused_by_name(tmp_path):
     (TEXTS, {}, ValueError, "size is missing"),
     (TEXTS, {"size": 20}, ValueError, "size=20 is too small"),
     (TEXTS, {"size": 20, "characters": True}, ValueError, "size=20 is too small"),
-    (TEXTS, {"size": -1}, ValueError, "size=-1 is too small"),
-    (TEXTS, {"size": 99.5}, TypeError, "integer"),
+    (TEXTS, {"size": -1}, ValueError, "size=-1; expected at least 1"),
+    (TEXTS, {"size": 2**70}, ValueError, f"size={2**70}"),
+    (TEXTS, {"size": 99.5}, TypeError, "size is a float; expected a whole number"),
+    (["Ein", "\udcff"], {"size": 100}, ValueError, "text 1 is not Unicode"),
 ])
 def test_a_vocabulary_refuses_texts_and_sizes_that_make_none(texts, options, error, says):
     with pytest.raises(error, match=re.escape(says)):
@@ -606,6 +608,7 @@ def test_a_vocabulary_refuses_texts_and_sizes_that_make_none(texts, options, err
 @quiet
 @pytest.mark.parametrize(("call", "error", "says"), [
     (lambda v: v.encode(3), TypeError, "text 0 is a int"),
+    (lambda v: type(v)(5), TypeError, "tokenizer is a int"),
     (lambda v: v.encode_batch("Ein Mann"), TypeError, "texts is one string"),
     (lambda v: v.encode_batch(["Ein"], dropout=1.5), ValueError, "dropout=1.5"),
     (lambda v: v.encode_batch(["Ein"], dropout=float("nan")), ValueError, "dropout=nan"),
@@ -768,6 +771,8 @@ def test_a_batch_is_two_tensors_filled_with_padding():
 def test_an_empty_batch_is_refused():
     with pytest.raises(ValueError, match="pairs is empty"):
         collate([])
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        collate([([1.5], [2])])
 
 
 # --- the real Multi30k, where it is at hand -------------------------------------------------------------------------

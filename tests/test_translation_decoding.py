@@ -581,6 +581,8 @@ def test_a_source_that_is_none_is_refused(decode):
             decode(model, src, **options)
     with pytest.raises(TypeError, match="model is a Linear; expected a Transformer"):
         decode(nn.Linear(2, 2), ONE)
+    with pytest.raises(ValueError, match="model.config.pad_id=1; expected 0"):
+        decode(Transformer(TransformerConfig.tiny(8, pad_id=1)), ONE)
 
 
 @unchecked

@@ -156,8 +156,18 @@ def test_a_loss_in_low_precision_is_computed_in_float32():
 
 def test_without_padding_every_target_counts_also_the_one_that_torch_ignores():
     logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-    with pytest.raises((IndexError, RuntimeError), match="-100"):
+    with pytest.raises(ValueError, match="the id -100"):
         label_smoothed_loss(logits, torch.tensor([1, -100, 2]), smoothing=0.1, pad_id=None)
+
+
+@errors
+def test_targets_that_are_no_tokens_are_refused():
+    logits, options = torch.zeros(3, 5), dict(smoothing=0.1, pad_id=9)
+    label_smoothed_loss(logits, torch.tensor([1, 9, 4]), **options)  # padding may be any number
+    with pytest.raises(ValueError, match="targets has the id 5; the logits have 5 tokens"):
+        label_smoothed_loss(logits, torch.tensor([1, 9, 5]), **options)
+    with pytest.raises(TypeError, match="targets has dtype torch.float32"):
+        label_smoothed_loss(logits, torch.tensor([1.7, 2, 3]), **options)
 
 
 @errors
