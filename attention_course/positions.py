@@ -85,11 +85,11 @@ def _check_tables(x, cos, sin, interleaved) -> None:
             f"with at most {x.shape[-1] // 2} pairs for x of shape {tuple(x.shape)}"
         )
     # Axis by axis, and the length first: an exported program would learn that it is not 1.
-    ours, theirs = cos.shape[:-1], x.shape[:-1]
-    fits = (n in (m, 1) for n, m in zip(reversed(ours), reversed(theirs)))
-    if len(ours) > len(theirs) or not all(fits):
+    axes = range(-min(cos.ndim, x.ndim), -1)
+    if cos.ndim > x.ndim or any([cos.shape[i] != x.shape[i] and cos.shape[i] != 1 for i in axes]):
         raise ValueError(
-            f"cos and sin have shape {tuple(cos.shape)}; they must broadcast to {(*theirs, cos.shape[-1])}"
+            f"cos and sin have shape {tuple(cos.shape)}; "
+            f"they must broadcast to {(*x.shape[:-1], cos.shape[-1])}"
         )
     if not isinstance(interleaved, bool):
         raise TypeError(f"interleaved is a {type(interleaved).__name__}; expected True or False")
