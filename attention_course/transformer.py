@@ -21,13 +21,10 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 
 from .masking import _check_size, _readable, combine_masks
-from attention_course.multi_head import (
-    MultiHeadAttention, _all_or_nothing, _check_input, _check_linear, _check_options, _fresh,
-)
-from attention_course.positions import (
-    LearnedPositions, RotaryPositions, SinusoidalPositions, _check_turning, alibi_bias,
-    positions_from_mask,
-)
+from .multi_head import MultiHeadAttention, _all_or_nothing, _check_input
+from .multi_head import _check_linear, _check_options, _fresh
+from .positions import LearnedPositions, RotaryPositions, SinusoidalPositions
+from .positions import _check_turning, alibi_bias, positions_from_mask
 
 # %% ../nbs/06_transformer.ipynb #25f6604f
 #| code-fold: true
