@@ -3,7 +3,8 @@
 Post-norm models of the same sizes on the same batches, like those of Multi30k: sentences of nearly equal length. A step is forward,
 label-smoothed loss over the real tokens, backward and fused Adam. `nn.Transformer` gets the same embeddings, positions and
 output around it and the same weights; without dropout both must agree in loss and gradients before they are timed. With dropout it
-also drops attention weights and hidden units, as it always does. Marian is of the same shape but for the biases of its output.
+also drops attention weights and hidden units, as it always does. The models are made anew, each once as the first of all, since where
+one lies in memory matters, too. Marian is of the same shape but for the biases of its output.
 All write as many tokens as they are told: none may end. `nn.Transformer` has no cache and reads all it wrote at each step.
 Peak memory is how much the resident set of a fresh process grows in three steps.
 """
@@ -188,13 +189,16 @@ def grow(side, case):
 
 def training_rows(case, timed):
     same_training(case)
-    made = {side: step_of(side, case) for side in sides()}
-    taken = timed({side: step for side, (step, _) in made.items()})
-    tokens = len(batch_of(case)[2])
-    sizes = {side: sum(p.numel() for p in model.parameters()) for side, (_, model) in made.items()}
-    memory = {side: peak_mb(side, case) for side in made}
+    taken, sizes = {side: [] for side in sides()}, {}
+    for first in range(len(taken)):     # where in memory a model lies moves its time by more than its code does
+        made = {side: step_of(side, case) for side in (*sides()[first:], *sides()[:first])}
+        for side, times in timed({side: step for side, (step, _) in made.items()}).items():
+            taken[side] += times
+        sizes = {side: sum(p.numel() for p in model.parameters()) for side, (_, model) in made.items()}
+        del made
+    tokens, memory = len(batch_of(case)[2]), {side: peak_mb(side, case) for side in taken}
     return [row(taken, peer, tokens, ours_mb=memory["ours"], peer_mb=memory[peer], ours_parameters=sizes["ours"], peer_parameters=sizes[peer])
-            for peer in made if peer != "ours"]
+            for peer in taken if peer != "ours"]
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
