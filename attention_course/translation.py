@@ -497,7 +497,7 @@ def label_smoothed_loss(
     if pad_id is not None:
         logits = logits.masked_fill(~real[..., None], 0)  # what stands there cannot matter, be it NaN
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    never = -(2**31)  # no token's id; torch's own choice, -100, would be passed over in silence
+    never = -1 - logits.shape[-1]  # no token's id; torch's own choice, -100, would be passed over in silence
     options = dict(ignore_index=never if pad_id is None else pad_id, label_smoothing=smoothing, reduction="sum")
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten().long(), **options) / real.sum().clamp(min=1)
 
