@@ -11,7 +11,7 @@ __all__ = ['padding_mask', 'causal_mask', 'window_mask', 'prefix_mask', 'documen
 #| code-summary: What the library's file imports
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,20 @@ def _check_size(name: str, number, least: int = 0) -> None:
         raise ValueError(f"{name}={number}; expected at least {least}")
     if number > sys.maxsize // 2:
         raise ValueError(f"{name}={number} is beyond any length")
+
+
+def _check_number(name: str, number, says: str, holds: Callable[[float], bool]) -> None:
+    "Raise unless `number` is a number for which `holds` is true."
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise TypeError(f"{name} is a {type(number).__name__}; expected a number")
+    if not holds(number):
+        raise ValueError(f"{name}={number}; expected {says}")
+
+
+def _checked_flag(name: str, flag) -> bool:
+    if not isinstance(flag, bool):
+        raise TypeError(f"{name} is a {type(flag).__name__}; expected True or False")
+    return flag
 
 
 def _counts(name: str, counts) -> Integer[Tensor, "batch"]:
@@ -289,8 +303,7 @@ def fused_attention(
     Raises `TypeError` and `ValueError` for dtypes, devices, shapes and numbers that do not fit.
     """
     _check_inputs(q, k, v, mask, scale, dropout_p)
-    if not isinstance(causal, bool):
-        raise TypeError(f"causal is a {type(causal).__name__}; expected True or False")
+    _checked_flag("causal", causal)
     n_q, n_k = q.shape[-2], k.shape[-2]
     triangle = False  # torch's own causal flag, safe with as many queries as keys
     if window is not None:

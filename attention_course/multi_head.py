@@ -20,7 +20,8 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 
 from .attention import scaled_dot_product_attention
-from .masking import _check_size, causal_mask, combine_masks, fused_attention
+from .masking import _check_number, _check_size, _checked_flag
+from .masking import causal_mask, combine_masks, fused_attention
 
 # %% ../nbs/04_multi_head.ipynb #f0e539c2
 #| code-fold: true
@@ -35,15 +36,11 @@ def _check_options(*, d_head, dropout, bias, fused, rotary, attend, **sizes) -> 
         raise ValueError(f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head")
     if n_heads % n_kv_heads:
         raise ValueError(f"n_heads={n_heads} is not divisible by n_kv_heads={n_kv_heads}")
-    for name, flag in (("bias", bias), ("fused", fused)):
-        if not isinstance(flag, bool):
-            raise TypeError(f"{name} is a {type(flag).__name__}; expected True or False")
+    _checked_flag("bias", bias)
+    _checked_flag("fused", fused)
     if fused and d_context != d_model:
         raise ValueError(f"fused=True needs d_context={d_context} to equal d_model={d_model}")
-    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)):
-        raise TypeError(f"dropout is a {type(dropout).__name__}; expected a number")
-    if not 0 <= dropout <= 1:
-        raise ValueError(f"dropout={dropout} is not between 0 and 1")
+    _checked_dropout(dropout)
     if attend is not None and not callable(attend):
         raise TypeError(f"attend is a {type(attend).__name__}; expected a function")
     if rotary is not None:
@@ -52,6 +49,11 @@ def _check_options(*, d_head, dropout, bias, fused, rotary, attend, **sizes) -> 
         here = d_head or d_model // n_heads
         if (width := getattr(rotary, "d_head", here)) != here:
             raise ValueError(f"rotary turns heads of d_head={width}, but here d_head={here}")
+
+
+def _checked_dropout(dropout) -> float:
+    _check_number("dropout", dropout, "a number from 0 to 1", lambda p: 0 <= p <= 1)
+    return float(dropout)
 
 
 def _check_memory(module, context, cache, positions) -> None:
@@ -97,8 +99,7 @@ def _check_call(module, x, context, mask, return_weights) -> None:
             f"mask has shape {tuple(mask.shape)}, of which the first axis could be batch or heads; "
             "write (batch, 1, n_q, n_k) or (1, n_heads, n_q, n_k)"
         )
-    if not isinstance(return_weights, bool):
-        raise TypeError(f"return_weights is a {type(return_weights).__name__}; expected True or False")
+    _checked_flag("return_weights", return_weights)
     if return_weights and module.attend not in (None, fused_attention):
         raise ValueError(
             "return_weights=True needs the default attention, but attend was given; "

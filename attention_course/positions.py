@@ -17,7 +17,8 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 
-from .masking import _check_size, _positions, _readable
+from .masking import _check_number, _check_size, _checked_flag
+from .masking import _positions, _readable
 
 # %% ../nbs/05_positions.ipynb #8163c68f
 #| code-fold: true
@@ -59,12 +60,6 @@ def _check_float(dtype) -> None:
         raise TypeError(f"dtype is {dtype}; expected one of floating point")
 
 
-def _check_base(base) -> None:
-    if isinstance(base, bool) or not isinstance(base, (int, float)):
-        raise TypeError(f"base is a {type(base).__name__}; expected a number")
-    if not 0 < base < math.inf:
-        raise ValueError(f"base={base} is not a positive finite number")
-
 
 def _check_turning(d_rotary: int, width: int) -> None:
     "Raise unless so many of `width` columns can be turned in pairs."
@@ -91,8 +86,7 @@ def _check_tables(x, cos, sin, interleaved) -> None:
             f"cos and sin have shape {tuple(cos.shape)}; "
             f"they must broadcast to {(*x.shape[:-1], cos.shape[-1])}"
         )
-    if not isinstance(interleaved, bool):
-        raise TypeError(f"interleaved is a {type(interleaved).__name__}; expected True or False")
+    _checked_flag("interleaved", interleaved)
 
 # %% ../nbs/05_positions.ipynb #e59c11ef
 def _angles(
@@ -270,9 +264,8 @@ class RotaryPositions(nn.Module):
         _check_size("d_head", d_head, least=1)
         d_rotary = d_head if d_rotary is None else d_rotary
         _check_turning(d_rotary, d_head)
-        _check_base(base)
-        if not isinstance(interleaved, bool):
-            raise TypeError(f"interleaved is a {type(interleaved).__name__}; expected True or False")
+        _check_number("base", base, "a positive finite number", lambda b: 0 < b < math.inf)
+        _checked_flag("interleaved", interleaved)
         self.d_head, self.d_rotary = d_head, d_rotary
         self.base, self.interleaved = float(base), interleaved
 

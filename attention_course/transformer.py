@@ -20,34 +20,18 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 
-from .masking import _check_size, _readable, combine_masks
+from .masking import _check_number, _check_size, _checked_flag
+from .masking import _readable, combine_masks
 from .multi_head import MultiHeadAttention, _all_or_nothing, _check_input
-from .multi_head import _check_linear, _check_options, _fresh
+from .multi_head import _check_linear, _check_options, _checked_dropout, _fresh
 from .positions import LearnedPositions, RotaryPositions, SinusoidalPositions
 from .positions import _check_turning, alibi_bias, positions_from_mask
 
 # %% ../nbs/06_transformer.ipynb #25f6604f
 #| code-fold: true
 #| code-summary: What layers refuse
-def _checked_dropout(dropout) -> float:
-    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)):
-        raise TypeError(f"dropout is a {type(dropout).__name__}; expected a number")
-    if not 0 <= dropout <= 1:
-        raise ValueError(f"dropout={dropout} is not between 0 and 1")
-    return float(dropout)
-
-
-def _checked_flag(name: str, flag) -> bool:
-    if not isinstance(flag, bool):
-        raise TypeError(f"{name} is a {type(flag).__name__}; expected True or False")
-    return flag
-
-
 def _check_eps(eps) -> None:
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
-        raise TypeError(f"eps is a {type(eps).__name__}; expected a number")
-    if not 0 <= eps < math.inf:
-        raise ValueError(f"eps={eps} is negative or not finite")
+    _check_number("eps", eps, "a finite number of at least 0", lambda e: 0 <= e < math.inf)
 
 
 def _check_activation(activation) -> None:

@@ -49,7 +49,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int64, Integer
 from torch import Tensor, nn
 
-from .masking import _check_size, _readable
+from .masking import _check_number, _check_size, _checked_flag, _readable
 from .toolkit import PALETTE, _figure
 from .transformer import Transformer, TransformerConfig, _checked_flag
 
@@ -450,16 +450,6 @@ def collate(
 
     return fill([source for source, _ in pairs]), fill([[BOS, *target] for _, target in pairs])
 
-# %% ../nbs/07_translation.ipynb #0c946e2f
-#| code-fold: true
-#| code-summary: What is no number
-def _check_number(name: str, number, says: str, holds: Callable[[float], bool]) -> None:
-    "Raise unless `number` is a number for which `holds` is true."
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
-        raise TypeError(f"{name} is a {type(number).__name__}; expected a number")
-    if not holds(number):
-        raise ValueError(f"{name}={number}; expected {says}")
-
 # %% ../nbs/07_translation.ipynb #4acea630
 def noam_schedule(
     step: int,  # number of the update, from 1
@@ -708,8 +698,6 @@ def load_model(
     device: torch.device | str | None = None,  # `None`: the CPU
 ) -> nn.Module:  # a `Transformer` in eval mode
     "The model that `fit` saved, with its averaged weights. Raises: as `load_checkpoint`; `ValueError` if it was no `Transformer`."
-    from attention_course.transformer import Transformer, TransformerConfig
-
     state, parts = _of_fit(file)
     options = state["options"]
     config = {name.removeprefix("model."): value for name, value in options.items() if name.startswith("model.")}

@@ -600,7 +600,7 @@ def test_exports_with_dynamic_batch_and_length(causal, masked, fused):
         ((8, True), {}, TypeError, "n_heads is a bool"),
         ((8, 2), {"d_head": 4.0}, TypeError, "d_head is a float"),
         ((8, 2), {"fused": True, "d_context": 6}, ValueError, "fused=True needs d_context=6 to equal d_model=8"),
-        ((8, 2), {"dropout": 1.5}, ValueError, "dropout=1.5 is not between 0 and 1"),
+        ((8, 2), {"dropout": 1.5}, ValueError, "dropout=1.5; expected a number from 0 to 1"),
         ((8, 2), {"dropout": math.nan}, ValueError, "dropout=nan"),
         ((8, 2), {"dropout": True}, TypeError, "dropout is a bool"),
         ((8, 2), {"dropout": "0.1"}, TypeError, "dropout is a str"),

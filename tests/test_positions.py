@@ -521,7 +521,7 @@ def test_exports_with_dynamic_batch_and_length(kind, given):
         (lambda: RotaryPositions(8, d_rotary=3), ValueError, "d_rotary=3 is not an even number"),
         (lambda: RotaryPositions(8, d_rotary=0), ValueError, "d_rotary=0; expected at least 2"),
         (lambda: RotaryPositions(8, d_rotary=2.0), TypeError, "d_rotary is a float"),
-        (lambda: RotaryPositions(8, base=0), ValueError, "base=0 is not a positive finite number"),
+        (lambda: RotaryPositions(8, base=0), ValueError, "base=0; expected a positive finite number"),
         (lambda: RotaryPositions(8, base=math.inf), ValueError, "base=inf"),
         (lambda: RotaryPositions(8, base=math.nan), ValueError, "base=nan"),
         (lambda: RotaryPositions(8, base="10000"), TypeError, "base is a str"),
