@@ -20,6 +20,7 @@ from attention_course.masking import (
 )
 from attention_course.multi_head import MultiHeadAttention
 from attention_course.positions import RotaryPositions, reorder_rotary
+from attention_course.tiling import tiled_attention
 from attention_course.transformer import KVCache
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -258,6 +259,11 @@ def alone(q, k, v, mask=None, **options):
     return torch.stack(heads).reshape(b, h, n_q, v.shape[-1]) if heads else fused(q, k, v, mask, **options)
 
 
+def tiled(q, k, v, mask=None, *, dropout_p=0.0, training=True, **options):
+    "It has no dropout, so that there is nothing to drop."
+    return tiled_attention(q, k, v, mask, **options)
+
+
 def identity_module(q, k, v, *, fused=False, cross=False, attend=None, dropout=0.0, rotary=None):
     """A module whose projections hand q, k and v on unchanged, with its inputs, x and context.
 
@@ -448,6 +454,7 @@ class Variant:
     lacks: dict = field(default_factory=dict)  # what it does not support -> words of its ValueError, or the class without such an argument
     weights: Callable | None = None  # as run, but returns (output, weights)
     ours: bool = True
+    drops: bool = True  # has dropout
     thorough: bool = True  # every two settings meet, as masks and lengths; else every one is met
     whole: bool = True  # takes inputs and masks as they are; else in pieces, which errors name and whose gradients add up
     lengths: tuple = LENGTHS
@@ -480,6 +487,9 @@ VARIANTS = [
     Variant("fused", fused, features=FEATURES),
     Variant("fused_repeated", repeated, features=FEATURES, thorough=False),
     Variant("fused_alone", alone, features=FEATURES, thorough=False, whole=False),
+    Variant("tiled", tiled, features=FEATURES, drops=False),
+    Variant("tiled_small", partial(tiled, block_q=24, block_k=10), features=FEATURES, drops=False, thorough=False),
+    Variant("tiled_whole", partial(tiled, block_q=1000, block_k=1000), features=FEATURES, drops=False, thorough=False),
     Variant("module_split", module, **of_module),
     Variant("module_fused", partial(module, fused=True), **of_module),
     Variant("module_to_fused", partial(module, convert=MultiHeadAttention.fuse), **of_module, thorough=False),
