@@ -11,6 +11,10 @@ import jaxtyping
 import pytest
 import torch
 
+# Triton decides when it is imported whether kernels are compiled or interpreted.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # Before anything imports the package: its modules are wrapped as they are loaded, also those loaded lazily.
 jaxtyping.install_import_hook("attention_course", "beartype.beartype")
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CLEAN = ROOT / ".venv-colab"
 BUILD = ROOT / "book" / "_build"
 PYTHON = CLEAN / "bin" / "python"
-EXTRAS = "plots", "translation"       # what the setup cells of chapters ask for
+EXTRAS = "plots", "translation", "kernels"       # what the setup cells of chapters ask for
 
 
 def run(*command, **options):
