@@ -81,7 +81,7 @@ def _flash_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,  # rows of a tile of queries, of keys
     BACK: tl.constexpr, AHEAD: tl.constexpr, KEEP: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
     PACKED: tl.constexpr, WANT_LSE: tl.constexpr, TMA: tl.constexpr, EVEN: tl.constexpr,
-    NEGATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    SIGN: tl.constexpr, PRECISION: tl.constexpr,
 ):
     # Which block of queries of which head. Heads come in sets whose keys and values stay in the L2 cache together;
     # within a set the last blocks go first: under a causal mask they have most to do.
@@ -96,7 +96,8 @@ def _flash_kernel(
 
     Q += b * q_strides[0] + h * q_strides[1]
     O += b * o_strides[0] + h * o_strides[1]
-    LSE += head * n_q
+    if WANT_LSE:
+        LSE += head * n_q
     if not TMA:
         K += b * k_strides[0] + h_kv * k_strides[1]
         V += b * v_strides[0] + h_kv * v_strides[1]
@@ -111,7 +112,8 @@ def _flash_kernel(
         O += start_q * o_strides[2]
         K += start_k * k_strides[2]
         V += start_k * v_strides[2]
-        LSE += start_q
+        if WANT_LSE:
+            LSE += start_q
     if KEEP:
         keep += b * keep_strides[0]
     if ALIBI:
@@ -132,8 +134,8 @@ def _flash_kernel(
         clear_end = tl.minimum(tl.maximum(place + reach[1] + 1, 0), n_k) // BLOCK_N * BLOCK_N
 
     q = _load_rows(Q, q_strides, rows, n_q, D, WIDTH, True)
-    if NEGATIVE:
-        q = -q
+    if SIGN != 1:
+        q = (q * SIGN).to(q.dtype)
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, WIDTH_V], tl.float32)
@@ -194,21 +196,13 @@ def _flash_kernel(
         lse = tl.where(saw, (m + tl.log2(tl.where(saw, l, 1.0))) * 0.6931471805599453, float("-inf"))  # from base 2 to e
         tl.store(LSE + rows, lse, mask=rows < n_q)
 
-# %% ../nbs/13_flash_forward.ipynb #04a6b8d4
+# %% ../nbs/13_flash_forward.ipynb #93e73230
 # For each GPU generation, by the width of the heads: rows of a query tile, rows of a key tile, warps, stages.
+_PLAIN = {32: (64, 64, 4, 2), 64: (32, 32, 4, 2), 128: (32, 16, 4, 2), 256: (32, 16, 8, 2)}  # float32: no tensor cores
 _TILES = {
-    80: {
-        "half": {64: (128, 128, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
-        "float32": {32: (64, 64, 4, 2), 64: (64, 32, 4, 2), 128: (32, 32, 4, 2), 256: (16, 32, 4, 2)},
-    },
-    86: {
-        "half": {64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2)},
-        "float32": {32: (64, 64, 4, 2), 64: (64, 32, 4, 2), 128: (32, 32, 4, 2), 256: (16, 32, 4, 2)},
-    },
-    90: {
-        "half": {64: (128, 128, 8, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)},
-        "float32": {32: (64, 64, 4, 2), 64: (64, 32, 4, 2), 128: (32, 32, 4, 2), 256: (16, 32, 4, 2)},
-    },
+    80: {"half": {64: (128, 128, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)}, "float32": _PLAIN},
+    86: {"half": {64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2)}, "float32": _PLAIN},
+    90: {"half": {64: (128, 128, 8, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}, "float32": _PLAIN},
 }
 _TILES[100] = _TILES[90]
 _TILES[120] = _TILES[86]
@@ -281,6 +275,8 @@ def _launch(
     together = max(1, min(batch * heads, group * fits))
     log2_e = math.log2(math.e)
     back, ahead = reach
+    sign = 0 if abs(scale) < 1e-37 else 1 if scale > 0 else -1  # the kernel takes a maximum before it scales: no 0 · -inf
+    size = abs(scale) if sign else 1.0
     if not n_programs:
         return output, lse
     with torch.cuda.device(q.device) if on_gpu else nullcontext():
@@ -292,13 +288,13 @@ def _launch(
             q.stride(), k.stride(), v.stride(), output.stride(),
             (0, 0) if keep is None else keep.stride(), (0, 0) if slopes is None else slopes.stride(),
             heads, group, n_q, n_k, n_blocks, n_programs, members, together,
-            abs(scale) * log2_e if softcap is None else abs(scale) / softcap,
+            size * log2_e if softcap is None else size / softcap,
             0.0 if softcap is None else softcap * log2_e,
             (back or 0, ahead or 0),
             D=d, D_V=d_v, WIDTH=width, WIDTH_V=width_v, BLOCK_M=block_m, BLOCK_N=block_n,
             BACK=back is not None, AHEAD=ahead is not None, KEEP=keep is not None, CAP=softcap is not None,
             ALIBI=slopes is not None, PACKED=packed, WANT_LSE=want_lse, TMA=tma,
-            EVEN=not packed and n_k % block_n == 0, NEGATIVE=scale < 0,
+            EVEN=not packed and n_k % block_n == 0, SIGN=sign,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
