@@ -12,7 +12,7 @@ import inspect
 import logging
 import math
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import SimpleNamespace
 
 import torch
@@ -30,9 +30,9 @@ except ImportError:  # macOS, Windows: the kernels below are then never called
     triton, tl = None, SimpleNamespace(constexpr=None)
 
 
-def _jit(kernel):
+def _jit(kernel, **options):
     "Hand a kernel to Triton, where there is one, free of any decorator that a checker of types has put on."
-    return triton.jit(inspect.unwrap(kernel)) if triton else kernel
+    return triton.jit(inspect.unwrap(kernel), **options) if triton else kernel
 
 # %% ../nbs/13_flash_forward.ipynb #25bdcd08
 @_jit
@@ -71,12 +71,16 @@ def _member(block, starts, members, BLOCK_M: tl.constexpr):
     return low, block - (tl.load(starts + low) // BLOCK_M + low)
 
 # %% ../nbs/13_flash_forward.ipynb #228ed2ee
-@_jit
+# Triton compiles anew for numbers that are 1 or divisible by 16. Of strides it should; of sizes it need not.
+_SIZES = ("n_heads", "group", "n_q", "n_k", "n_blocks", "n_programs", "members", "together", "back", "ahead")
+
+
+@partial(_jit, do_not_specialize=_SIZES)
 def _flash_kernel(
     Q, K, V, O, LSE, keep, slopes, starts_q, starts_k,  # tensors; K and V may be descriptors
     q_strides, k_strides, v_strides, o_strides, keep_strides, slope_strides,
     n_heads, group, n_q, n_k, n_blocks, n_programs, members, together,  # numbers of things
-    factor, cap, reach,  # what turns q·k into a power of 2; the cap; steps back and ahead that a query sees
+    factor, cap, back, ahead,  # what makes q·k a power of 2; the cap; how many steps back and ahead a query sees
     D: tl.constexpr, D_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,  # columns, and those of the tiles
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,  # rows of a tile of queries, of keys
     BACK: tl.constexpr, AHEAD: tl.constexpr, KEEP: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
@@ -127,11 +131,11 @@ def _flash_kernel(
     last_place = tl.minimum(place + BLOCK_M, n_k) - 1
     begin, clear, clear_end, end = 0, 0, n_k // BLOCK_N * BLOCK_N, n_k
     if BACK:
-        begin = tl.maximum(place - reach[0], 0) // BLOCK_N * BLOCK_N
-        clear = tl.cdiv(tl.maximum(last_place - reach[0], 0), BLOCK_N) * BLOCK_N
+        begin = tl.maximum(place - back, 0) // BLOCK_N * BLOCK_N
+        clear = tl.cdiv(tl.maximum(last_place - back, 0), BLOCK_N) * BLOCK_N
     if AHEAD:
-        end = tl.minimum(last_place + reach[1] + 1, n_k)
-        clear_end = tl.minimum(tl.maximum(place + reach[1] + 1, 0), n_k) // BLOCK_N * BLOCK_N
+        end = tl.minimum(last_place + ahead + 1, n_k)
+        clear_end = tl.minimum(tl.maximum(place + ahead + 1, 0), n_k) // BLOCK_N * BLOCK_N
 
     q = _load_rows(Q, q_strides, rows, n_q, D, WIDTH, True)
     if SIGN != 1:
@@ -162,9 +166,9 @@ def _flash_kernel(
                 if ALIBI:
                     s -= slope * tl.abs(steps).to(tl.float32)
                 if BACK and part != 1:
-                    s = tl.where(steps <= reach[0], s, float("-inf"))
+                    s = tl.where(steps <= back, s, float("-inf"))
                 if AHEAD and part != 1:
-                    s = tl.where(steps >= -reach[1], s, float("-inf"))
+                    s = tl.where(steps >= -ahead, s, float("-inf"))
                 if part != 1 and not EVEN:
                     s = tl.where((cols < n_k)[None, :], s, float("-inf"))
                 if KEEP:
@@ -272,7 +276,7 @@ def _launch(
     n_programs = n_blocks * batch * heads
     group = heads // kv_heads
     fits = (_l2_bytes(q.device.index) if on_gpu else 1 << 25) // 2 // max(1, n_k * (d + d_v) * k.element_size())
-    together = max(1, min(batch * heads, group * fits))
+    together = min(batch * heads, group * max(1, fits))
     log2_e = math.log2(math.e)
     back, ahead = reach
     sign = 0 if abs(scale) < 1e-37 else 1 if scale > 0 else -1  # the kernel takes a maximum before it scales: no 0 · -inf
@@ -290,7 +294,7 @@ def _launch(
             heads, group, n_q, n_k, n_blocks, n_programs, members, together,
             size * log2_e if softcap is None else size / softcap,
             0.0 if softcap is None else softcap * log2_e,
-            (back or 0, ahead or 0),
+            back or 0, ahead or 0,
             D=d, D_V=d_v, WIDTH=width, WIDTH_V=width_v, BLOCK_M=block_m, BLOCK_N=block_n,
             BACK=back is not None, AHEAD=ahead is not None, KEEP=keep is not None, CAP=softcap is not None,
             ALIBI=slopes is not None, PACKED=packed, WANT_LSE=want_lse, TMA=tma,
@@ -338,7 +342,7 @@ def _why_not_triton(q: Tensor, k: Tensor, v: Tensor) -> str:
         return "a gradient is asked for, and this kernel has none yet"
     if torch.compiler.is_compiling():
         return "torch.compile is at work, and the kernel is no operator of torch yet"
-    if torch._C._functorch.maybe_current_level() is not None:
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in (q, k, v)):
         return "torch.func is at work"
     return ""
 
