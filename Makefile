@@ -17,7 +17,7 @@ export IPYTHONDIR := $(CURDIR)/book/_build/ipython
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
 export JUPYTER_PLATFORM_DIRS := 1
 
-.PHONY: help env lib test test-checkout test-wheel book serve browser claims bench quarto wheel publish-check new hooks clean
+.PHONY: help env lib test interpret test-checkout test-wheel book serve browser claims bench quarto wheel publish-check new hooks clean
 
 help: ## this list
 	@echo "attention_course: one set of notebooks, from which come a book, a library and Colab notebooks."
@@ -40,6 +40,9 @@ test: test-checkout test-wheel ## unit tests, on the checkout and on the install
 
 test-checkout: env
 	@OMP_NUM_THREADS=1 $(PYTEST) $(MANY) tests --ignore=tests/browser --ignore=tests/test_book.py
+
+interpret: env ## the attention kernels in Triton's interpreter, in more combinations than `make test`
+	@INTERPRET=all OMP_NUM_THREADS=1 $(PYTEST) $(MANY) tests/test_flash_attention.py tests/test_ladder.py
 
 test-wheel: env
 	@OMP_NUM_THREADS=1 $(PY) tools/test_wheel.py $(MANY)

@@ -274,7 +274,7 @@ def _launch(
     members = len(starts_q) - 1 if packed else 0
     n_blocks = n_q // block_m + members if packed else -(-n_q // block_m)
     n_programs = n_blocks * batch * heads
-    group = heads // kv_heads
+    group = heads // max(kv_heads, 1)
     fits = (_l2_bytes(q.device.index) if on_gpu else 1 << 25) // 2 // max(1, n_k * (d + d_v) * k.element_size())
     together = min(batch * heads, group * max(1, fits))
     log2_e = math.log2(math.e)
@@ -466,7 +466,7 @@ def flash_attention(
     q, k, v = (_four_axes(x, x.shape[:-2]) for x in (q, k, v))
     keep = slopes = None
     if mask is not None:
-        keep = mask.expand(*lead[:-1], *[1] * len(lead[-1:]), 1, k.shape[-2]).reshape(q.shape[0], -1)
+        keep = mask.expand(*lead[:-1], *[1] * len(lead[-1:]), 1, k.shape[-2]).reshape(q.shape[0], k.shape[-2])
     if alibi_slopes is not None:
         slopes = alibi_slopes.expand(lead).reshape(q.shape[:2])
     far = q.shape[-2] + k.shape[-2]  # farther than any step
@@ -476,4 +476,4 @@ def flash_attention(
         softcap=softcap, slopes=slopes, starts_q=cu_seqlens_q, starts_k=cu_seqlens_k, want_lse=return_lse,
     )
     output = output.reshape(*lead, *output.shape[-2:])
-    return (output, lse.reshape(*lead, -1)) if return_lse else output
+    return (output, lse.reshape(output.shape[:-1])) if return_lse else output
