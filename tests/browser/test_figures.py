@@ -12,6 +12,7 @@ import torch
 from attention_course import attention_entropy, interactive, scaled_dot_product_attention
 from attention_course.masking import causal_mask, padding_mask, window_mask
 from attention_course.positions import RotaryPositions, sinusoidal_encoding
+from attention_course.tiling import _Plan, _tiles, online_softmax, tiled_attention
 from attention_course.translation import BOS, EOS, beam_search
 
 from .conftest import CONTENTS, ROOT, cells
@@ -173,7 +174,38 @@ def beam_tree(data, state):
     return worth | {name: number for name, number in known.items() if number is not None}
 
 
-WORTH = {"attention-map": attention_map, "temperature": temperature, "soft-lookup": soft_lookup, "influence": influence,
+def state_after(data, read):
+    "What is known after so many scores: largest, sum and weighted sum, from the library's attention to them alone."
+    if not read:
+        return -math.inf, 0.0, 0.0, []
+    scores, values = float64(data["scores"])[:read], float64(data["values"])[:read]
+    output, lse = tiled_attention(torch.ones(1, 1, dtype=torch.float64), scores[:, None], values[:, None], scale=1.0, return_lse=True, block_k=1)
+    top = scores.max().item()
+    total = math.exp(lse.item() - top)
+    return top, total, total * output.item(), total * online_softmax(scores, block=data["blocks"][0])
+
+
+def online(data, state):
+    read = min(state["step"] * state["block"], len(data["scores"]))
+    before, *_ = state_after(data, (state["step"] - 1) * state["block"])
+    top, total, summed, parts = state_after(data, read)
+    return {**state, **numbers("part", parts), "top": top, "rescale": math.exp(before - top), "total": total, "summed": summed, "average": summed / total}
+
+
+def tile_schedule(data, state):
+    n, window = data["n"], state["window"] or None
+    keep = torch.ones(n, n, dtype=torch.bool) if window is None else window_mask(n, window=window)
+    keep = keep & causal_mask(n) if state["causal"] else keep
+    plan = _Plan([(0, n, 0, n)], state["causal"], window, 1.0, None, state["block_q"], state["block_k"])
+    tiles = [keep[rows, part] for rows, keys, _ in _tiles(plan) for part in keys]
+    everything = math.ceil(n / state["block_q"]) * math.ceil(n / state["block_k"])
+    computed, whole = sum(tile.numel() for tile in tiles), sum(bool(tile.all()) for tile in tiles)
+    return {"block_q": state["block_q"], "block_k": state["block_k"], "window": state["window"], "whole": whole, "partly": len(tiles) - whole,
+            "skipped": everything - len(tiles), "computed": computed, "visible": keep.sum().item(), "wasted": computed - keep.sum().item(), "useful": keep.sum().item() / computed,
+            "loaded": sum(tile.shape[1] for tile in tiles)}
+
+
+WORTH = {"online-softmax": online, "tile-schedule": tile_schedule, "attention-map": attention_map, "temperature": temperature, "soft-lookup": soft_lookup, "influence": influence,
          "mask-builder": mask_builder, "head-explorer": head_explorer, "positions": positions, "beam-tree": beam_tree}
 
 
@@ -547,6 +579,85 @@ def test_mask_builder_combines_its_parts(figure, page_name, view):
                 masked(it, {"causal": causal, "real": real, "window": window, "query": query})
 
 
+# --- the softmax that reads in blocks, and its tiles -----------------------------------
+
+
+@those("online-softmax")
+def test_online_softmax_by_keyboard(figure, page_name):
+    it = figure(page_name, "online-softmax")
+    n, state = len(it.data["scores"]), {"block": it.data["block"], "step": it.data["step"]}
+    it.agrees(state)
+    it.enter()
+    it.press("Home")
+    state["block"] = it.data["blocks"][0]
+    it.agrees(state)
+    for size in it.data["blocks"][1:]:
+        it.press("ArrowRight")
+        state = {"block": size, "step": min(state["step"], math.ceil(n / size))}
+        it.agrees(state)
+    for size in it.data["blocks"][-2::-1]:
+        it.press("ArrowLeft")
+        state["block"] = size
+        it.agrees(state)
+        it.press("Tab")
+        steps(it, it.node.locator("#slider-step"), "step", state, range(1, math.ceil(n / size) + 1))
+        it.press("Home", "Shift+Tab")
+        state["step"] = 1
+    assert it.node.locator("[data-value=reading]").get_attribute("aria-live") == "polite"
+
+
+@those("online-softmax")
+@pytest.mark.parametrize("view", ["light", "phone"])
+def test_online_softmax_by_buttons_says_what_happens(figure, page_name, view):
+    it = figure(page_name, "online-softmax", view)
+    state, n = {"block": 1, "step": 1}, len(it.data["scores"])
+    it.node.locator("#slider-block").fill("0")
+    while state["step"] > 1 or it.node.get_by_role("button", name="One block back").is_enabled():
+        it.node.get_by_role("button", name="One block back").click()
+    for step in range(1, n + 1):
+        state["step"] = step
+        shown, said = it.agrees(state), it.text("reading")
+        assert f"Block {step} of {n}" in said and ("shrinks" in said) == (step > 1 and shown["rescale"][0] == 1)
+        assert ("multiplied" in said) == (step > 1 and shown["rescale"][0] < 1) and ("exact" in said) == (step == n)
+        forward = it.node.get_by_role("button", name="Next block")
+        assert forward.is_enabled() == (step < n)
+        if step < n:
+            forward.tap() if view == "phone" else forward.click()
+
+
+@those("tile-schedule")
+def test_tile_schedule_by_keyboard(figure, page_name):
+    it = figure(page_name, "tile-schedule")
+    n, state = it.data["n"], {name: it.data[name] for name in ("block_q", "block_k", "causal", "window")}
+    it.agrees(state)
+    it.enter()
+    steps(it, it.node.locator("#slider-block_q"), "block_q", state, it.data["blocks"])
+    it.press("Tab")
+    steps(it, it.node.locator("#slider-block_k"), "block_k", state, it.data["blocks"])
+    for _ in range(2):
+        it.press("Tab", "Space")
+        state["causal"] = not state["causal"]
+        it.agrees(state)
+        it.press("Tab")
+        steps(it, it.node.locator("#slider-window"), "window", state, [*range(1, n + 1), 0])
+        it.press("Shift+Tab", "Shift+Tab")
+
+
+@those("tile-schedule")
+@pytest.mark.parametrize("view", ["light", "phone"])
+def test_tile_schedule_draws_what_it_counts(figure, page_name, view):
+    it = figure(page_name, "tile-schedule", view)
+    sizes = it.data["blocks"]
+    for causal, window, q, k in ((True, 0, 0, 1), (False, 3, 2, 1), (True, 5, 1, 3), (False, 0, 4, 4)):
+        it.node.get_by_role("checkbox", name="Causal").set_checked(causal)
+        for name, place in (("window", (window - 1) % (it.data["n"] + 1)), ("block_q", q), ("block_k", k)):
+            it.node.locator(f"#slider-{name}").fill(str(place))
+        shown = it.agrees({"causal": causal, "window": window, "block_q": sizes[q], "block_k": sizes[k]})
+        drawn = it.node.locator("svg.map").evaluate("map => Object.fromEntries(['computed', 'skipped', 'whole', 'part', 'idle'].map(c => [c, map.querySelectorAll(`.${c}`).length]))")
+        assert drawn["computed"] == shown["whole"][0] + shown["partly"][0] and drawn["skipped"] == shown["skipped"][0]
+        assert drawn["whole"] + drawn["part"] == shown["visible"][0] and sum(drawn.values()) - drawn["computed"] - drawn["skipped"] == shown["computed"][0]
+
+
 # --- the head explorer -----------------------------------------------------------------
 
 
@@ -824,6 +935,8 @@ def test_beam_tree_grows_as_on_paper(figure, page_name, view):
 # --- data that no figure can show --------------------------------------------------------
 
 NEAR = {"distances": [1, 2], "curves": [{"label": "RNN", "kind": "rnn", "gain": 0.9, "influence": [1, 0.1]}]}
+ONLINE = {"scores": [0, 1, 2], "values": [1, 2, 3], "blocks": [1, 2], "block": 2, "step": 1}
+TILES = {"n": 5, "blocks": [1, 2, 4], "block_q": 2, "block_k": 4, "causal": True, "window": 0}
 MASK = {"tokens": ["a", "b"], "scores": [[0, 1], [1, 0]], "real": 2, "causal": True, "window": 0, "query": 0}
 HEADS = {"texts": [{"tokens": ["a", "b"], "heads": [[[1, 0], [0.5, 0.5]]]}], "names": ["one"], "text": 0, "head": 0, "query": 1}
 
@@ -838,6 +951,16 @@ BEAM = {"tokens": [".", "a", "b"], "end": ".", "start": "", "max_len": 2, "table
     ("influence", {**NEAR, "curves": [{**NEAR["curves"][0], "influence": [1, 0]}]}, "must be above 0"),
     ("influence", {**NEAR, "gain": 0.8}, "one of the gains"),
     ("influence", {**NEAR, "curves": NEAR["curves"] * 2}, "the same gain"),
+    ("online-softmax", ONLINE, None),
+    ("online-softmax", {**ONLINE, "values": [1]}, "holds 1 numbers, but needs 3"),
+    ("online-softmax", {**ONLINE, "block": 4}, "one of the blocks"),
+    ("online-softmax", {**ONLINE, "step": 3}, "whole number from 1 to 2"),
+    ("online-softmax", {**ONLINE, "scores": [0] * 13, "values": [0] * 13}, "more than the twelve"),
+    ("tile-schedule", TILES, None),
+    ("tile-schedule", {**TILES, "n": 40}, "whole number from 1 to 32"),
+    ("tile-schedule", {**TILES, "blocks": [2, 1]}, "whole numbers that rise"),
+    ("tile-schedule", {**TILES, "block_q": 3}, "“block_q” must be one of the blocks"),
+    ("tile-schedule", {**TILES, "window": 6}, "whole number from 0 to 5"),
     ("mask-builder", MASK, None),
     ("mask-builder", {**MASK, "window": None}, None),
     ("mask-builder", {**MASK, "tokens": ["a"] * 9}, "more than the eight"),
