@@ -34,6 +34,467 @@ def _jit(kernel, **options):
     "Hand a kernel to Triton, where there is one, free of any decorator that a checker of types has put on."
     return triton.jit(inspect.unwrap(kernel), **options) if triton else kernel
 
+# %% ../nbs/13_flash_forward.ipynb #93e73230
+# For each GPU generation, by the width of the heads: rows of a query tile, rows of a key tile, warps, stages.
+_PLAIN = {32: (64, 64, 4, 2), 64: (32, 32, 4, 2), 128: (32, 16, 4, 2), 256: (32, 16, 8, 2)}  # float32: no tensor cores
+_TILES = {
+    80: {"half": {64: (128, 128, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)}, "float32": _PLAIN},
+    86: {"half": {64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2)}, "float32": _PLAIN},
+    90: {"half": {64: (128, 128, 8, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}, "float32": _PLAIN},
+}
+_TILES[100] = _TILES[90]
+_TILES[120] = _TILES[86]
+_WITH_TMA = (90, 100)
+
+# %% ../nbs/13_flash_forward.ipynb #bd6d511d
+def _tile(arch: int, dtype: torch.dtype, width: int, extras: bool = False) -> tuple[int, int, int, int]:
+    """Rows of a tile of queries and of keys, warps, and stages of the pipeline, for a GPU of compute capability `arch`.
+
+    What works on single scores (window, mask, soft cap, slopes) needs registers: tiles of keys are then half as long.
+    """
+    family = arch if arch in _TILES else 86 if 80 < arch < 90 else 120  # unknown ones: the least shared memory
+    table = _TILES[family]["float32" if dtype == torch.float32 else "half"]
+    rows, keys, warps, stages = next(tile for widest, tile in table.items() if width <= widest)
+    return rows, max(16, keys // 2) if extras else keys, warps, stages
+
+
+def _widths(d: int, d_v: int) -> tuple[int, int]:
+    "Columns of the tiles: powers of two, and 16 at least, as the tensor cores want them."
+    return tuple(max(16, 1 << (n - 1).bit_length()) for n in (d, d_v))
+
+
+def _describable(x: Tensor) -> bool:
+    "Whether the copying engine of a Hopper GPU (TMA) can fetch tiles of it: 16-byte steps, rows without gaps."
+    steps = [s * x.element_size() for s, n in zip(x.stride()[:-1], x.shape) if n > 1]
+    return x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and all(s % 16 == 0 and 0 < s < 1 << 40 for s in steps)
+
+
+def _descriptor(x: Tensor, rows: int, width: int):
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    unit = 16 // x.element_size()
+    strides = [s if n > 1 else max(unit, s // unit * unit) for s, n in zip(x.stride()[:-1], x.shape)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, width])
+
+
+@lru_cache
+def _l2_bytes(index: int) -> int:
+    return getattr(torch.cuda.get_device_properties(index), "L2_cache_size", 0) or 40 << 20
+
+# %% ../nbs/13_flash_forward.ipynb #5d9756c1
+@_jit
+def _rung1_rows(
+    Q, K, V, O, n, scale,
+    D: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    "One program for each query, which reads all keys and values."
+    row, head = tl.program_id(0) % n, tl.program_id(0) // n
+    first = head.to(tl.int64) * n * D  # where the head begins
+    Q, K, V, O = Q + first, K + first, V + first, O + first
+    cols = tl.arange(0, D)
+    q = tl.load(Q + row * D + cols).to(tl.float32)
+
+    m = tl.full([1], float("-inf"), tl.float32)
+    l = tl.zeros([1], tl.float32)
+    acc = tl.zeros([D], tl.float32)
+    for start in tl.range(0, n, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        at = keys[:, None] * D + cols[None, :]
+        k = tl.load(K + at, mask=(keys < n)[:, None], other=0.0).to(tl.float32)
+        s = tl.sum(q[None, :] * k, 1) * scale
+        s = tl.where(keys < n, s, float("-inf"))
+        if CAUSAL:
+            s = tl.where(keys <= row, s, float("-inf"))
+
+        new_m = tl.maximum(m, tl.max(s, 0))
+        p = tl.exp(s - new_m)
+        shrink = tl.exp(m - new_m)
+        v = tl.load(V + at, mask=(keys < n)[:, None], other=0.0).to(tl.float32)
+        l = l * shrink + tl.sum(p, 0)
+        acc = acc * shrink + tl.sum(p[:, None] * v, 0)
+        m = new_m
+    tl.store(O + row * D + cols, (acc / l).to(O.dtype.element_ty))
+
+# %% ../nbs/13_flash_forward.ipynb #baee60fc
+@_jit
+def _rung2_tiles(
+    Q, K, V, O, n, scale,
+    D: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    "One program for each tile of queries; products by the tensor cores."
+    blocks = tl.cdiv(n, BLOCK_M)
+    block, head = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    first = head.to(tl.int64) * n * D  # where the head begins
+    Q, K, V, O = Q + first, K + first, V + first, O + first
+    cols = tl.arange(0, D)
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    at_q = rows[:, None] * D + cols[None, :]
+    q = tl.load(Q + at_q, mask=(rows < n)[:, None], other=0.0)
+
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, D], tl.float32)
+    for start in tl.range(0, n, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        at = keys[:, None] * D + cols[None, :]
+        k = tl.load(K + at, mask=(keys < n)[:, None], other=0.0)
+        s = tl.dot(q, k.T, input_precision="ieee") * scale
+        s = tl.where((keys < n)[None, :], s, float("-inf"))
+        if CAUSAL:
+            s = tl.where(keys[None, :] <= rows[:, None], s, float("-inf"))
+
+        new_m = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp(s - new_m[:, None])
+        shrink = tl.exp(m - new_m)
+        v = tl.load(V + at, mask=(keys < n)[:, None], other=0.0)
+        l = l * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")
+        m = new_m
+    acc = (acc / l[:, None]).to(O.dtype.element_ty)
+    tl.store(O + at_q, acc, mask=(rows < n)[:, None])
+
+# %% ../nbs/13_flash_forward.ipynb #6a8bd964
+@_jit
+def _rung3_exp2(
+    Q, K, V, O, n, scale,
+    D: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    "Powers of 2 instead of e; the scale is part of the exponent."
+    factor = scale * 1.4426950408889634  # log2(e)
+    blocks = tl.cdiv(n, BLOCK_M)
+    block, head = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    first = head.to(tl.int64) * n * D  # where the head begins
+    Q, K, V, O = Q + first, K + first, V + first, O + first
+    cols = tl.arange(0, D)
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    at_q = rows[:, None] * D + cols[None, :]
+    q = tl.load(Q + at_q, mask=(rows < n)[:, None], other=0.0)
+
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, D], tl.float32)
+    for start in tl.range(0, n, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        at = keys[:, None] * D + cols[None, :]
+        k = tl.load(K + at, mask=(keys < n)[:, None], other=0.0)
+        s = tl.dot(q, k.T, input_precision="ieee")
+        s = tl.where((keys < n)[None, :], s, float("-inf"))
+        if CAUSAL:
+            s = tl.where(keys[None, :] <= rows[:, None], s, float("-inf"))
+
+        new_m = tl.maximum(m, tl.max(s, 1) * factor)
+        p = tl.exp2(s * factor - new_m[:, None])
+        shrink = tl.exp2(m - new_m)
+        v = tl.load(V + at, mask=(keys < n)[:, None], other=0.0)
+        l = l * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")
+        m = new_m
+    acc = (acc / l[:, None]).to(O.dtype.element_ty)
+    tl.store(O + at_q, acc, mask=(rows < n)[:, None])
+
+# %% ../nbs/13_flash_forward.ipynb #e1584eff
+@_jit
+def _rung4_phases(
+    Q, K, V, O, n, scale,
+    D: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    "Key tiles that all queries see: no mask. Those on the edge: mask. The rest: never."
+    factor = scale * 1.4426950408889634  # log2(e)
+    blocks = tl.cdiv(n, BLOCK_M)
+    block, head = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    first = head.to(tl.int64) * n * D  # where the head begins
+    Q, K, V, O = Q + first, K + first, V + first, O + first
+    cols = tl.arange(0, D)
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    at_q = rows[:, None] * D + cols[None, :]
+    q = tl.load(Q + at_q, mask=(rows < n)[:, None], other=0.0)
+
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, D], tl.float32)
+    clear, end = n // BLOCK_N * BLOCK_N, n
+    if CAUSAL:
+        clear = (block * BLOCK_M + 1) // BLOCK_N * BLOCK_N
+        end = tl.minimum(block * BLOCK_M + BLOCK_M, n)
+    for edge in tl.static_range(2):  # two loops in the compiled code
+        for start in tl.range(clear if edge else 0, end if edge else clear, BLOCK_N):
+            keys = start + tl.arange(0, BLOCK_N)
+            at = keys[:, None] * D + cols[None, :]
+            if edge:
+                k = tl.load(K + at, mask=(keys < n)[:, None], other=0.0)
+            else:
+                k = tl.load(K + at)
+            s = tl.dot(q, k.T, input_precision="ieee")
+            if edge:
+                s = tl.where((keys < n)[None, :], s, float("-inf"))
+            if edge and CAUSAL:
+                s = tl.where(keys[None, :] <= rows[:, None], s, float("-inf"))
+
+            new_m = tl.maximum(m, tl.max(s, 1) * factor)
+            p = tl.exp2(s * factor - new_m[:, None])
+            shrink = tl.exp2(m - new_m)
+            if edge:
+                v = tl.load(V + at, mask=(keys < n)[:, None], other=0.0)
+            else:
+                v = tl.load(V + at)
+            l = l * shrink + tl.sum(p, 1)
+            acc = acc * shrink[:, None]
+            acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")
+            m = new_m
+    acc = (acc / l[:, None]).to(O.dtype.element_ty)
+    tl.store(O + at_q, acc, mask=(rows < n)[:, None])
+
+# %% ../nbs/13_flash_forward.ipynb #092c2896
+@_jit
+def _rung6_descriptors(
+    Q, K, V, O, n, scale,  # K and V are descriptors: shape and strides are in them
+    D: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    "Tiles of keys and values are fetched by the copying engine (TMA)."
+    factor = scale * 1.4426950408889634  # log2(e)
+    blocks = tl.cdiv(n, BLOCK_M)
+    block, head = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    first = head.to(tl.int64) * n * D  # where the head begins
+    Q, O = Q + first, O + first
+    cols = tl.arange(0, D)
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    at_q = rows[:, None] * D + cols[None, :]
+    q = tl.load(Q + at_q, mask=(rows < n)[:, None], other=0.0)
+
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, D], tl.float32)
+    clear, end = n // BLOCK_N * BLOCK_N, n
+    if CAUSAL:
+        clear = (block * BLOCK_M + 1) // BLOCK_N * BLOCK_N
+        end = tl.minimum(block * BLOCK_M + BLOCK_M, n)
+    for edge in tl.static_range(2):  # two loops in the compiled code
+        for start in tl.range(clear if edge else 0, end if edge else clear, BLOCK_N):
+            keys = start + tl.arange(0, BLOCK_N)
+            k = K.load([0, head, start, 0]).reshape(BLOCK_N, D)  # 0 beyond the last key
+            s = tl.dot(q, k.T, input_precision="ieee")
+            if edge:
+                s = tl.where((keys < n)[None, :], s, float("-inf"))
+            if edge and CAUSAL:
+                s = tl.where(keys[None, :] <= rows[:, None], s, float("-inf"))
+
+            new_m = tl.maximum(m, tl.max(s, 1) * factor)
+            p = tl.exp2(s * factor - new_m[:, None])
+            shrink = tl.exp2(m - new_m)
+            v = V.load([0, head, start, 0]).reshape(BLOCK_N, D)
+            l = l * shrink + tl.sum(p, 1)
+            acc = acc * shrink[:, None]
+            acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")
+            m = new_m
+    acc = (acc / l[:, None]).to(O.dtype.element_ty)
+    tl.store(O + at_q, acc, mask=(rows < n)[:, None])
+
+# %% ../nbs/13_flash_forward.ipynb #97bf7a8d
+@_jit
+def _rung7_schedule(
+    Q, K, V, O, n, scale, heads, together,  # K and V are descriptors, if TMA
+    D: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    TMA: tl.constexpr,
+):  # fmt: skip
+    "A program walks a list of tiles: heads in sets, in each set the longest rows first."
+    factor = scale * 1.4426950408889634  # log2(e)
+    blocks = tl.cdiv(n, BLOCK_M)
+    for item in tl.range(tl.program_id(0), heads * blocks, tl.num_programs(0)):
+        set_begin = item // (blocks * together) * together
+        in_set = tl.minimum(together, heads - set_begin)
+        place = item - set_begin * blocks  # within the set
+        block, head = blocks - 1 - place // in_set, set_begin + place % in_set
+        first = head.to(tl.int64) * n * D  # where the head begins
+        cols = tl.arange(0, D)
+        rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+        at_q = rows[:, None] * D + cols[None, :]
+        q = tl.load(Q + first + at_q, mask=(rows < n)[:, None], other=0.0)
+
+        m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        l = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, D], tl.float32)
+        clear, end = n // BLOCK_N * BLOCK_N, n
+        if CAUSAL:
+            clear = (block * BLOCK_M + 1) // BLOCK_N * BLOCK_N
+            end = tl.minimum(block * BLOCK_M + BLOCK_M, n)
+        for edge in tl.static_range(2):  # two loops in the compiled code
+            for start in tl.range(clear if edge else 0, end if edge else clear, BLOCK_N):
+                keys = start + tl.arange(0, BLOCK_N)
+                at = keys[:, None] * D + cols[None, :]
+                if TMA:
+                    k = K.load([0, head, start, 0]).reshape(BLOCK_N, D)
+                elif edge:
+                    k = tl.load(K + first + at, mask=(keys < n)[:, None], other=0.0)
+                else:
+                    k = tl.load(K + first + at)
+                s = tl.dot(q, k.T, input_precision="ieee")
+                if edge:
+                    s = tl.where((keys < n)[None, :], s, float("-inf"))
+                if edge and CAUSAL:
+                    s = tl.where(keys[None, :] <= rows[:, None], s, float("-inf"))
+
+                new_m = tl.maximum(m, tl.max(s, 1) * factor)
+                p = tl.exp2(s * factor - new_m[:, None])
+                shrink = tl.exp2(m - new_m)
+                if TMA:
+                    v = V.load([0, head, start, 0]).reshape(BLOCK_N, D)
+                elif edge:
+                    v = tl.load(V + first + at, mask=(keys < n)[:, None], other=0.0)
+                else:
+                    v = tl.load(V + first + at)
+                l = l * shrink + tl.sum(p, 1)
+                acc = acc * shrink[:, None]
+                acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")
+                m = new_m
+        acc = (acc / l[:, None]).to(O.dtype.element_ty)
+        tl.store(O + first + at_q, acc, mask=(rows < n)[:, None])
+
+# %% ../nbs/13_flash_forward.ipynb #f62a61fd
+@_jit
+def _rung8_specialised(
+    Q, K, V, O, n, scale,
+    D: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    "Some warps only fetch, others only compute; Triton allows it for one loop."
+    factor = scale * 1.4426950408889634  # log2(e)
+    blocks = tl.cdiv(n, BLOCK_M)
+    block, head = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    first = head.to(tl.int64) * n * D  # where the head begins
+    queries_at = tl.make_tensor_descriptor(Q + first, [n, D], [D, 1], [BLOCK_M, D])
+    keys_at = tl.make_tensor_descriptor(K + first, [n, D], [D, 1], [BLOCK_N, D])
+    values_at = tl.make_tensor_descriptor(V + first, [n, D], [D, 1], [BLOCK_N, D])
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    q = queries_at.load([block * BLOCK_M, 0])
+
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, D], tl.float32)
+    end = tl.minimum(block * BLOCK_M + BLOCK_M, n) if CAUSAL else n
+    for start in tl.range(0, end, BLOCK_N, warp_specialize=True):
+        keys = start + tl.arange(0, BLOCK_N)
+        k = keys_at.load([start, 0])
+        s = tl.dot(q, k.T, input_precision="ieee")
+        s = tl.where((keys < n)[None, :], s, float("-inf"))
+        if CAUSAL:
+            s = tl.where(keys[None, :] <= rows[:, None], s, float("-inf"))
+
+        new_m = tl.maximum(m, tl.max(s, 1) * factor)
+        p = tl.exp2(s * factor - new_m[:, None])
+        shrink = tl.exp2(m - new_m)
+        v = values_at.load([start, 0])
+        l = l * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")
+        m = new_m
+    acc = (acc / l[:, None]).to(O.dtype.element_ty)
+    at_q = rows[:, None] * D + tl.arange(0, D)[None, :]
+    tl.store(O + first + at_q, acc, mask=(rows < n)[:, None])
+
+# %% ../nbs/13_flash_forward.ipynb #e00fde5a
+_RUNGS = {
+    "1-rows": "one program for each query, no tensor cores",
+    "2-tiles": "tiles and tensor cores",
+    "3-exp2": "powers of 2, the scale folded in",
+    "4-phases": "only the edge is masked, and what lies behind it is never visited",
+    "5-table": "tiles, warps and stages from the table",
+    "6-descriptors": "keys and values fetched by the copying engine",
+    "7-order": "heads in sets, the longest rows first",
+    "7-persistent": "the same list, walked by one program for each multiprocessor",
+    "8-specialised": "a branch: some warps fetch, others compute",
+}  # what each rung adds to an earlier one
+_KERNELS = {
+    "1": _rung1_rows, "2": _rung2_tiles, "3": _rung3_exp2, "4": _rung4_phases, "5": _rung4_phases,
+    "6": _rung6_descriptors, "7": _rung7_schedule, "8": _rung8_specialised,
+}  # fmt: skip
+_FIRST_TILE = 64, 64, 4, 2  # as `_TILES`: the guess of rungs 2 to 4
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def _why_not_rung(name: str, arch: int | None) -> str:
+    "Why a rung cannot run on a GPU of this compute capability (`None`: interpreted); empty if it can."
+    if arch is not None and arch < 80 and name not in ("1-rows", "2-tiles"):
+        return f"Triton has no tensor cores on sm_{arch}, so that the rungs from 3 on do not pay"
+    if name[0] in "68" and arch is not None and arch < 90:
+        return f"sm_{arch} has no copying engine (TMA)"
+    return ""
+
+
+def _rung_tile(name: str, arch: int | None, dtype: torch.dtype, d: int) -> tuple[int, int, int, int]:
+    "Rows of a tile of queries and of keys, warps and stages with which a rung is launched."
+    if name == "1-rows":
+        return 1, 64, 4, 2
+    if arch is not None and arch < 80:
+        return 16, 16, 4, 1
+    if name == "8-specialised":
+        return 128, 64, 4, 2
+    if name[0] in "234":
+        return _FIRST_TILE if d <= 128 and dtype != torch.float32 else (32, 32, 4, 2)
+    return _tile(80 if arch is None else arch, dtype, d)
+
+# %% ../nbs/13_flash_forward.ipynb #7d4ad4c1
+def _run_rung(
+    name: str,  # of `_RUNGS`
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h n d"],
+    v: Float[Tensor, "b h n d"],
+    *,
+    causal: bool = False,
+    scale: float | None = None,  # positive; `None` means 1 / sqrt(d)
+    tile: tuple[int, int, int, int] | None = None,  # rows of a tile of queries, of keys, warps, stages
+) -> Float[Tensor, "b h n d"]:
+    "Attention by one rung of the ladder. Raises `ValueError` where it cannot run."
+    if name not in _RUNGS:
+        raise ValueError(f"name={name!r} is no rung; there are {', '.join(_RUNGS)}")
+    d, n, heads = q.shape[-1], q.shape[-2], math.prod(q.shape[:-2])
+    if q.shape != k.shape or q.shape != v.shape or d not in (16, 32, 64, 128, 256):
+        shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
+        raise ValueError(
+            f"q, k and v have shapes {shapes}; the ladder takes equal ones, with heads "
+            "of width 16, 32, 64, 128 or 256"
+        )
+    scale = d**-0.5 if scale is None else scale
+    if scale <= 0:
+        raise ValueError(f"scale={scale}; the ladder takes positive ones")
+    kernel = _KERNELS[name[0]]
+    if triton is None or not (q.is_cuda or type(kernel).__name__ == "InterpretedFunction"):
+        raise ValueError(f"rung {name} needs triton, and a GPU or triton's interpreter")
+    arch = None
+    if q.is_cuda:
+        major, minor = torch.cuda.get_device_capability(q.device)
+        arch = 10 * major + minor
+    if problem := _why_not_rung(name, arch):
+        raise ValueError(f"rung {name} does not run here: {problem}")
+    dtype, shape = q.dtype, q.shape
+    if dtype == torch.bfloat16 and not q.is_cuda:  # the interpreter's bfloat16 is wrong
+        q, k, v = q.float(), k.float(), v.float()
+    block_m, block_n, warps, stages = tile or _rung_tile(name, arch, q.dtype, d)
+    q, k, v = (x.reshape(1, heads, n, d).contiguous() for x in (q, k, v))
+    output = torch.empty_like(q)
+    programs = heads * -(-n // block_m)
+    more = {}
+    if name[0] == "7":
+        l2 = _l2_bytes(q.device.index) if q.is_cuda else 1 << 25
+        together = min(heads, max(1, l2 // 2 // (2 * k[0, 0].nbytes or 1)))
+        more = dict(heads=heads, together=together, TMA=arch in (None, *_WITH_TMA))
+    if name == "7-persistent":
+        programs = min(programs, _multiprocessors(q.device))
+    if name[0] == "6" or more.get("TMA"):
+        k, v = _descriptor(k, block_n, d), _descriptor(v, block_n, d)
+    if name[0] == "8":  # descriptors that a kernel makes need a place to lie in
+        triton.set_allocator(lambda size, *_: torch.empty(size, dtype=torch.int8, device=q.device))
+    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        kernel[(programs,)](
+            q, k, v, output, n, scale, **more,
+            D=d, CAUSAL=causal, BLOCK_M=block_m, BLOCK_N=block_n,
+            num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+    return output.reshape(shape).to(dtype)
+
 # %% ../nbs/13_flash_forward.ipynb #25bdcd08
 @_jit
 def _load_rows(X, strides, rows, n_rows, n_cols: tl.constexpr, WIDTH: tl.constexpr, RAGGED: tl.constexpr):
@@ -200,54 +661,7 @@ def _flash_kernel(
         lse = tl.where(saw, (m + tl.log2(tl.where(saw, l, 1.0))) * 0.6931471805599453, float("-inf"))  # from base 2 to e
         tl.store(LSE + rows, lse, mask=rows < n_q)
 
-# %% ../nbs/13_flash_forward.ipynb #93e73230
-# For each GPU generation, by the width of the heads: rows of a query tile, rows of a key tile, warps, stages.
-_PLAIN = {32: (64, 64, 4, 2), 64: (32, 32, 4, 2), 128: (32, 16, 4, 2), 256: (32, 16, 8, 2)}  # float32: no tensor cores
-_TILES = {
-    80: {"half": {64: (128, 128, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)}, "float32": _PLAIN},
-    86: {"half": {64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2)}, "float32": _PLAIN},
-    90: {"half": {64: (128, 128, 8, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}, "float32": _PLAIN},
-}
-_TILES[100] = _TILES[90]
-_TILES[120] = _TILES[86]
-_WITH_TMA = (90, 100)
-
-# %% ../nbs/13_flash_forward.ipynb #bd6d511d
-def _tile(arch: int, dtype: torch.dtype, width: int, extras: bool = False) -> tuple[int, int, int, int]:
-    """Rows of a tile of queries and of keys, warps, and stages of the pipeline, for a GPU of compute capability `arch`.
-
-    What works on single scores (window, mask, soft cap, slopes) needs registers: tiles of keys are then half as long.
-    """
-    family = arch if arch in _TILES else 86 if 80 < arch < 90 else 120  # unknown ones: the least shared memory
-    table = _TILES[family]["float32" if dtype == torch.float32 else "half"]
-    rows, keys, warps, stages = next(tile for widest, tile in table.items() if width <= widest)
-    return rows, max(16, keys // 2) if extras else keys, warps, stages
-
-
-def _widths(d: int, d_v: int) -> tuple[int, int]:
-    "Columns of the tiles: powers of two, and 16 at least, as the tensor cores want them."
-    return tuple(max(16, 1 << (n - 1).bit_length()) for n in (d, d_v))
-
-
-def _describable(x: Tensor) -> bool:
-    "Whether the copying engine of a Hopper GPU (TMA) can fetch tiles of it: 16-byte steps, rows without gaps."
-    steps = [s * x.element_size() for s, n in zip(x.stride()[:-1], x.shape) if n > 1]
-    return x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and all(s % 16 == 0 and 0 < s < 1 << 40 for s in steps)
-
-
-def _descriptor(x: Tensor, rows: int, width: int):
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    unit = 16 // x.element_size()
-    strides = [s if n > 1 else max(unit, s // unit * unit) for s, n in zip(x.stride()[:-1], x.shape)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, width])
-
-
-@lru_cache
-def _l2_bytes(index: int) -> int:
-    return getattr(torch.cuda.get_device_properties(index), "L2_cache_size", 0) or 40 << 20
-
-
+# %% ../nbs/13_flash_forward.ipynb #08902d08
 def _launch(
     q, k, v, keep=None, *, reach=(None, None), scale, softcap=None, slopes=None, starts_q=None, starts_k=None,
     want_lse=False, tile=None, tma=None,
