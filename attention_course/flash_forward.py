@@ -78,8 +78,9 @@ def _descriptor(x: Tensor, rows: int, width: int):
 
 
 @lru_cache
-def _l2_bytes(index: int) -> int:
-    return getattr(torch.cuda.get_device_properties(index), "L2_cache_size", 0) or 40 << 20
+def _l2_bytes(device: torch.device) -> int:
+    known = device.type == "cuda" and getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
+    return known or 40 << 20
 
 # %% ../nbs/13_flash_forward.ipynb #5d9756c1
 @_jit
@@ -404,10 +405,6 @@ _RUNGS = {
     "7-persistent": "the same list, walked by one program for each multiprocessor",
     "8-specialised": "a branch: some warps fetch, others compute",
 }  # what each rung adds to an earlier one
-_KERNELS = {
-    "1": _rung1_rows, "2": _rung2_tiles, "3": _rung3_exp2, "4": _rung4_phases, "5": _rung4_phases,
-    "6": _rung6_descriptors, "7": _rung7_schedule, "8": _rung8_specialised,
-}  # fmt: skip
 _FIRST_TILE = 64, 64, 4, 2  # as `_TILES`: the guess of rungs 2 to 4
 
 
@@ -460,7 +457,11 @@ def _run_rung(
     scale = d**-0.5 if scale is None else scale
     if scale <= 0:
         raise ValueError(f"scale={scale}; the ladder takes positive ones")
-    kernel = _KERNELS[name[0]]
+    kernel = {
+        "1": _rung1_rows, "2": _rung2_tiles, "3": _rung3_exp2, "4": _rung4_phases,
+        "5": _rung4_phases, "6": _rung6_descriptors, "7": _rung7_schedule,
+        "8": _rung8_specialised,
+    }[name[0]]  # fmt: skip
     if triton is None or not (q.is_cuda or type(kernel).__name__ == "InterpretedFunction"):
         raise ValueError(f"rung {name} needs triton, and a GPU or triton's interpreter")
     arch = None
@@ -478,8 +479,8 @@ def _run_rung(
     programs = heads * -(-n // block_m)
     more = {}
     if name[0] == "7":
-        l2 = _l2_bytes(q.device.index) if q.is_cuda else 1 << 25
-        together = min(heads, max(1, l2 // 2 // (2 * k[0, 0].nbytes or 1)))
+        fits = _l2_bytes(q.device) // 2 // max(1, 2 * n * d * q.element_size())
+        together = min(heads, max(1, fits))
         more = dict(heads=heads, together=together, TMA=arch in (None, *_WITH_TMA))
     if name == "7-persistent":
         programs = min(programs, _multiprocessors(q.device))
@@ -689,7 +690,7 @@ def _launch(
     n_blocks = n_q // block_m + members if packed else -(-n_q // block_m)
     n_programs = n_blocks * batch * heads
     group = heads // max(kv_heads, 1)
-    fits = (_l2_bytes(q.device.index) if on_gpu else 1 << 25) // 2 // max(1, n_k * (d + d_v) * k.element_size())
+    fits = _l2_bytes(q.device) // 2 // max(1, n_k * (d + d_v) * k.element_size())
     together = min(batch * heads, group * max(1, fits))
     log2_e = math.log2(math.e)
     back, ahead = reach
@@ -874,7 +875,7 @@ def flash_attention(
     if path == "tiled":
         return tiled_attention(
             q, k, v, mask, causal=causal, window=window, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes,
-            cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, return_lse=return_lse,
+            cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, return_lse=return_lse, block_q=128, block_k=128,
         )
     lead = q.shape[:-2]
     q, k, v = (_four_axes(x, x.shape[:-2]) for x in (q, k, v))
