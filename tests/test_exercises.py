@@ -727,6 +727,107 @@ SLIPS += [
 ]
 
 
+def online(blocks, shrink=lambda old, new: (old - new).exp(), base=lambda block, top: top):
+    top, total = torch.tensor(-math.inf).double(), torch.tensor(0.0).double()
+    for block in blocks:
+        old, top = top, torch.maximum(top, block.max())
+        total = total * shrink(old, top) + (block - base(block, top)).exp().sum()
+    return top, total
+
+
+def absorbed(top, total, average, scores, v, start=lambda average, total: average * total, old=True, shrink=True):
+    new = torch.maximum(top, scores.max(-1, keepdim=True)[0])
+    r, w = (top - new).exp(), (scores - new).exp()
+    return (start(average, total) * (r if shrink else 1) + w @ v) / (total * (r if old else 1) + w.sum(-1, keepdim=True))
+
+
+def tiles(n_q, n_k, block_q, block_k, row=lambda first, last: last, column=lambda first, last: first, shift=1):
+    rows = [(i, min(i + block_q, n_q) - 1) for i in range(0, n_q, block_q)]
+    columns = [(j, min(j + block_k, n_k) - 1) for j in range(0, n_k, block_k)]
+    return torch.tensor([[column(*c) <= row(*r) + shift * (n_k - n_q) for c in columns] for r in rows])
+
+
+def merged(a, x, b, y, weigh=lambda lse, top: (lse - top).exp()):
+    top = torch.maximum(x, y)
+    x, y = weigh(x, top)[:, None], weigh(y, top)[:, None]
+    return (x * a + y * b) / (x + y)
+
+
+def tile_gradient(q, k, v, o, g, lse, weights=None, delta=None, scale=True):
+    p = (q @ k.T / math.sqrt(q.shape[-1]) - lse[:, None]).exp() if weights is None else weights(q @ k.T / math.sqrt(q.shape[-1]))
+    d = (o * g).sum(-1, keepdim=True) if delta is None else delta(p, g @ v.T)
+    return p * (g @ v.T - d) @ k / (math.sqrt(q.shape[-1]) if scale else 1)
+
+
+def moved(n, d, size, blocks=lambda n, block: -(-n // block), each=2, once=2, room=4):
+    return once * n * d + each * n * d * blocks(n, size // (room * d))
+
+
+SLIPS += [
+    ("tiling.online", lambda b: online(b, lambda old, new: 1), "still relative to the old maximum"),
+    ("tiling.online", lambda b: online(b, lambda old, new: 1, lambda block, top: block.max()), "relative to its own maximum, and nothing shrinks"),
+    ("tiling.online", lambda b: online(b, base=lambda block, top: block.max()), "must be relative to the largest of all so far, not"),
+    ("tiling.online", lambda b: online(b, lambda old, new: (new - old).exp()), "came out as NaN|upside down"),
+    ("tiling.online", lambda b: online(b, lambda old, new: (new - old).exp() if old > -math.inf else 1), "upside down"),
+    ("tiling.online", lambda b: (torch.cat(b).max(), torch.cat(b).exp().sum()), "no maximum is subtracted"),
+    ("tiling.online", lambda b: (b[0].max(), (torch.cat(b) - b[0].max()).exp().sum()), "maximum of the first block"),
+    ("tiling.online", lambda b: online(b[-1:]), "expected|forgets the earlier blocks"),
+    ("tiling.online", lambda b: online(b, lambda old, new: 0), "forgets the earlier blocks"),
+    ("tiling.online", lambda b: (online(b)[0], online(b)[1].log()), "logarithm of the sum"),
+    ("tiling.online", lambda b: (torch.cat(b).max(), torch.cat(b).logsumexp(0)), "is the log-sum-exp"),
+    ("tiling.online", lambda b: online(b)[::-1], "wrong way round"),
+    ("tiling.online", lambda b: online(b)[1], "its shape is"),
+    ("tiling.step", lambda *a: absorbed(*a, start=lambda average, total: average), "was divided already"),
+    ("tiling.step", lambda *a: absorbed(*a, old=False), "old total must shrink"),
+    ("tiling.step", lambda *a: absorbed(*a, shrink=False), "old sum must shrink"),
+    ("tiling.step", lambda *a: absorbed(*a, shrink=False, old=False), "nothing shrinks"),
+    ("tiling.step", lambda t, n, a, s, v: (a * n + (s - s.amax(-1, keepdim=True)).exp() @ v) / (n + (s - s.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True)), "relative to its own maximum"),
+    ("tiling.step", lambda t, n, a, s, v: absorbed(2 * torch.maximum(t, s.amax(-1, keepdim=True)) - t, n, a, s, v) * math.nan, "NaN"),
+    ("tiling.step", lambda t, n, a, s, v: a * n * (t - torch.maximum(t, s.amax(-1, keepdim=True))).exp() + (s - torch.maximum(t, s.amax(-1, keepdim=True))).exp() @ v, "not divided by the new total"),
+    ("tiling.step", lambda t, n, a, s, v: (a + s.softmax(-1) @ v) / 2, "averages two averages"),
+    ("tiling.step", lambda t, n, a, s, v: s.softmax(-1) @ v, "old keys are forgotten"),
+    ("tiling.visits", lambda *a: ~tiles(*a), "polarity"),
+    ("tiling.visits", lambda *a: tiles(*a, shift=0), "are the first positions"),
+    ("tiling.visits", lambda *a: tiles(*a, shift=-1), "wrong sign"),
+    ("tiling.visits", lambda *a: tiles(*a, row=lambda first, last: first), "last query of a block decides"),
+    ("tiling.visits", lambda *a: tiles(*a, row=lambda first, last: first, column=lambda first, last: last), "one visible pair is enough"),
+    ("tiling.visits", lambda *a: tiles(*a, column=lambda first, last: last), "first key of a block decides"),
+    ("tiling.visits", lambda *a: tiles(*a, column=lambda first, last: first + 1), "a query sees itself"),
+    ("tiling.visits", lambda *a: tiles(*a).T, "axes are swapped|its shape is"),
+    ("tiling.visits", lambda n, m, p, q: torch.ones(-(-n // p), -(-m // q)).tril().bool(), "blocks were compared by their numbers"),
+    ("tiling.visits", lambda n, m, p, q: tiles(n, m, p, q)[: n // p, : m // q], "short blocks at the end are missing"),
+    ("tiling.visits", lambda *a: tiles(*a).int(), r"must be True and False \(dtype bool\)"),
+    ("tiling.merge", merged, "such rows must be 0"),
+    ("tiling.merge", lambda *a: merged(*a, weigh=lambda lse, top: lse.exp()), "overflows for a large lse: subtract"),
+    ("tiling.merge", lambda *a: merged(*a, weigh=lambda lse, top: lse.exp()).nan_to_num(), "overflows"),
+    ("tiling.merge", lambda *a: merged(*a, weigh=lambda lse, top: lse), "not lse"),
+    ("tiling.merge", lambda a, x, b, y: (a + b) / 2, "both parts weigh the same"),
+    ("tiling.merge", lambda a, x, b, y: a + b, "without weights"),
+    ("tiling.merge", lambda a, x, b, y: merged(b, x, a, y).nan_to_num(), "weights are swapped"),
+    ("tiling.merge", lambda a, x, b, y: (x - torch.maximum(x, y)).exp()[:, None] * a + (y - torch.maximum(x, y)).exp()[:, None] * b, "not divided by the sum of the weights"),
+    ("tiling.gradient", lambda *a: tile_gradient(*a, weights=lambda s: s.softmax(-1)), "normalised within the tile; exp"),
+    ("tiling.gradient", lambda *a: tile_gradient(*a, weights=lambda s: s.softmax(-1), delta=lambda p, d: (p * d).sum(-1, keepdim=True)), "and so is delta"),
+    ("tiling.gradient", lambda *a: tile_gradient(*a, delta=lambda p, d: (p * d).sum(-1, keepdim=True)), "summed over this tile only"),
+    ("tiling.gradient", lambda *a: tile_gradient(*a, delta=lambda p, d: 0), "delta is missing"),
+    ("tiling.gradient", lambda q, k, v, o, g, lse: tile_gradient(q, k, v, -o, g, lse), "wrong sign"),
+    ("tiling.gradient", lambda *a: tile_gradient(*a, scale=False), "scale is missing at the end"),
+    ("tiling.gradient", lambda q, k, v, o, g, lse: tile_gradient(q * math.sqrt(q.shape[-1]), k, v, o, g, lse), "scores lack the scale"),
+    ("tiling.gradient", lambda q, k, v, o, g, lse: tile_gradient(q * math.sqrt(q.shape[-1]), k, v, o, g, lse, scale=False), "in the scores and at the end"),
+    ("tiling.gradient", lambda q, k, v, o, g, lse: (g @ v.T - (o * g).sum(-1, keepdim=True)) @ k / math.sqrt(q.shape[-1]), "lacks the factor of the weights"),
+    ("tiling.gradient", lambda q, k, v, o, g, lse: tile_gradient(q, k, v, o, g, lse).T, "its shape is"),
+    ("tiling.traffic", lambda n, d, s: moved(n, d, s, blocks=lambda n, block: n // block), "there is one, not none"),
+    ("tiling.traffic", lambda n, d, s: moved(n, d, s, blocks=lambda n, block: n // min(n, block)), "round the number of blocks up"),
+    ("tiling.traffic", lambda n, d, s: moved(n, d, s, blocks=lambda n, block: n / min(n, block)), "must be rounded up"),
+    ("tiling.traffic", lambda n, d, s: moved(n, d, s, each=1), "k and v both go in"),
+    ("tiling.traffic", lambda n, d, s: moved(n, d, s, once=1), "one of them is missing"),
+    ("tiling.traffic", lambda n, d, s: moved(n, d, s, once=0), "q and the output are missing"),
+    ("tiling.traffic", lambda n, d, s: moved(n, d, s, room=1), "needs 4 . d numbers"),
+    ("tiling.traffic", lambda n, d, s: 2 * moved(n, d, s), "these are bytes"),
+    ("tiling.traffic", lambda n, d, s: moved(n, d, s, blocks=lambda n, block: n), "not once for each query"),
+    ("tiling.traffic", lambda n, d, s: moved(n, d, s, blocks=lambda n, block: 1), "there are several"),
+]
+
+
 @pytest.mark.parametrize(("name", "attempt", "says"), SLIPS, ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(SLIPS)])
 def test_slips_are_caught_and_named(name, attempt, says, capsys):
     assert check(name, attempt) is False
