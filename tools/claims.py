@@ -9,6 +9,7 @@ must fail with an AssertionError. Other cells may fail on the way: a broken libr
 
 import argparse
 import json
+import linecache
 import os
 import re
 import shutil
@@ -77,11 +78,13 @@ def worker() -> None:
     job = json.load(sys.stdin)
     space = {"__name__": "__main__", "get_ipython": lambda: None}
     outcome = {}
-    for source in job["cells"]:
+    for number, source in enumerate(job["cells"]):
         label = next(iter(LABEL.findall(source)), None)
+        code, name = TransformerManager().transform_cell(source), f"<cell {number}: {label}>"
+        linecache.cache[name] = len(code), None, code.splitlines(True), name  # Triton reads the source of kernels
         try:
             with redirect_stdout(StringIO()):
-                exec(compile(TransformerManager().transform_cell(source), label or "<cell>", "exec"), space)
+                exec(compile(code, name, "exec"), space)
             result = "passed"
         except Exception as error:
             result = f"{type(error).__name__}: {error}".splitlines()[0]
