@@ -68,8 +68,8 @@ def _nothing_seen(q: Float[Tensor, "*b i d"], d_v: int) -> tuple[Tensor, Tensor,
 
 def _absorb(
     state: tuple[Tensor, Tensor, Tensor],
-    scores: Float[Tensor, "*b group i j"],  # of one more block of keys; -inf where hidden
-    v: Float[Tensor, "*b #group j d_v"],  # and its values
+    scores: Float[Tensor, "*b i j"],  # of one more block of keys; -inf where hidden
+    v: Float[Tensor, "*#b j d_v"],  # and its values
 ) -> tuple[Tensor, Tensor, Tensor]:  # the new state
     "Take in one more block: what was summed before shrinks if the largest score grew."
     before, total, summed = state
@@ -429,9 +429,12 @@ class _Live(TorchDispatchMode):
         storage = x.untyped_storage()
         if (room := StorageWeakRef(storage)) in self.held:
             return  # a view, or changed in place
-        self.held = {room: count for room, count in self.held.items() if not room.expired()}
         self.held[room] = storage.nbytes() // x.element_size()
-        self.most = max(self.most, sum(self.held.values()))
+        self.most = max(self.most, self.alive())
+
+    def alive(self) -> int:
+        self.held = {room: count for room, count in self.held.items() if not room.expired()}
+        return sum(self.held.values())
 
 # %% ../nbs/12_tiling.ipynb #0ffc4ca4
 class _FastMemory(_Live):
@@ -449,7 +452,7 @@ class _FastMemory(_Live):
 
     def enter(self, x: Tensor) -> None:
         super().enter(x)
-        if (needed := sum(self.held.values())) > self.size:
+        if (needed := self.alive()) > self.size:
             raise MemoryError(f"{needed} numbers do not fit into a fast memory of {self.size}")
 
     def load(self, slow: Tensor, rows: slice, columns: slice = slice(None)) -> Tensor:

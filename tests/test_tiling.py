@@ -721,3 +721,76 @@ def test_key_heads_serve_groups_and_collect_the_gradients_of_their_group(h, kv):
     full = torch.autograd.grad((right * upstream).sum(), (full_k, full_v))
     for a, b in zip((d_k, d_v), full):
         close(a, b.unflatten(1, (kv, h // kv)).sum(2))
+
+
+# --- the memory that counts ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_alive_is_counted_once_and_until_nobody_holds_it():
+    x = torch.ones(10, 10)
+    with tiling._Live() as live:
+        a = x + 1
+        view = a[2:5].T
+        a += 1  # in place: nothing new
+        b = a.exp()
+        del a
+        assert live.alive() == 200  # the view holds the first
+        del view, b
+        c = (x * 2).sum()  # 100 for a moment, and then one
+    assert live.most == 200 and c.item() == 200
+    with tiling._Live() as live:
+        (x + 1).exp()
+        x + 1
+    assert live.most == 200
+
+
+def test_live_numbers_see_what_autograd_keeps():
+    x = torch.ones(100, requires_grad=True)
+    with tiling._Live() as live:
+        y = x.exp().sum()  # exp is kept for the backward pass
+        assert live.alive() == 101
+        y.backward()
+
+
+def test_the_fast_memory_refuses_what_does_not_fit_and_what_lies_outside():
+    memory, slow = tiling._FastMemory(20), torch.arange(40.0).reshape(4, 10)
+    with memory:
+        a = memory.load(slow, slice(0, 1))
+        b = memory.load(slow, slice(1, 3), slice(2, 7))
+        with pytest.raises(MemoryError, match="21 numbers do not fit into a fast memory of 20"):
+            a.sum()
+        with pytest.raises(MemoryError):
+            memory.load(slow, slice(0, 1))
+        with pytest.raises(RuntimeError, match="not in fast memory"):
+            a.add_(slow[0])
+        with pytest.raises(RuntimeError, match="not in fast memory"):
+            torch.add(a, other=slow[0])
+        b += 1
+        memory.store(b, slow, slice(0, 2), slice(0, 5))
+        del b
+        assert a.sum() == 45
+    assert (memory.loaded, memory.stored) == (30, 10)  # what was refused was on its way, too
+    assert slow[0, :5].tolist() == [13, 14, 15, 16, 17] and slow[1, :5].tolist() == [23, 24, 25, 26, 27]
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), [(12, 12), (13, 13), (7, 20), (20, 7)])
+@pytest.mark.parametrize(("block_q", "block_k"), [(4, 4), (3, 5), (50, 1)])
+def test_all_algorithms_give_right_numbers_and_the_traffic_that_is_counted_on_paper(n_q, n_k, block_q, block_k):
+    d, d_v = 4, 3
+    q, k, v = normal(n_q, d), normal(n_k, d, seed=1), normal(n_k, d_v, seed=2)
+    right, _ = scaled_dot_product_attention(q, k, v)
+    rows, columns = -(-n_q // block_q), -(-n_k // block_k)
+    flash_1, flash_2, standard = (tiling._FastMemory(10_000) for _ in range(3))
+    close(tiling._flash_1(flash_1, q, k, v, block_q, block_k), right)
+    close(tiling._flash_2(flash_2, q, k, v, block_q, block_k), right)
+    close(tiling._standard_attention(standard, q, k, v, block_q), right)
+    state = n_q * (d_v + 2)
+    assert flash_1.loaded == n_k * (d + d_v) + columns * (n_q * d + state) and flash_1.stored == columns * state
+    assert flash_2.loaded == n_q * d + rows * n_k * (d + d_v) and flash_2.stored == n_q * d_v
+    assert standard.loaded == n_q * d + rows * n_k * (d + d_v) + 2 * n_q * n_k and standard.stored == 2 * n_q * n_k + n_q * d_v
+
+
+def test_the_first_version_survives_a_block_whose_scores_are_far_below():
+    q, k, v = torch.full((2, 4), 30.0), torch.cat([torch.full((3, 4), -30.0), torch.full((3, 4), 30.0)]), normal(6, 3, dtype=torch.float32)
+    for run in (tiling._flash_1, tiling._flash_2):
+        close(run(tiling._FastMemory(1000), q, k, v, 2, 3), v[3:].mean(0).expand(2, 3), atol=1e-6)
