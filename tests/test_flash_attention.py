@@ -26,6 +26,15 @@ needs_triton = pytest.mark.skipif(flash_forward.triton is None, reason="triton i
 kernel = partial(flash_attention, backend="triton")
 
 
+@pytest.fixture(autouse=True)
+def unwritten_memory_is_nan():
+    "What a kernel forgets to write must not happen to be right."
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.empty(1000).isnan().all() and torch.ones(1).new_empty(1000).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 def reference(q, k, v, keep=None, causal=False, window=None, scale=None, softcap=None, slopes=None):
     "Output and log-sum-exp from closed formulas, in float64."
     q, k, v = (x.detach().cpu().double() for x in (q, k, v))
@@ -56,7 +65,7 @@ def reference(q, k, v, keep=None, causal=False, window=None, scale=None, softcap
 
 LENGTHS = ((1, 1), (7, 7), (64, 64), (65, 65), (129, 129), (2, 5), (5, 2), (1, 64), (17, 33), (64, 16), (40, 150))
 HEADS = ((1, 1, 1), (2, 2, 2), (1, 4, 2), (2, 2, 1))  # batch, heads, key/value heads
-WIDTHS = ((16, 16), (33, 33), (40, 40), (80, 80), (64, 64), (16, 48), (48, 16), (128, 128), (192, 24))
+WIDTHS = ((16, 16), (33, 33), (40, 40), (80, 80), (64, 64), (16, 48), (48, 16), (128, 128), (192, 24), (1, 256))
 DTYPES = (torch.float16, torch.float32, torch.bfloat16)
 SEES = ((False, None), (True, None), (True, 1), (True, 9), (False, 2), (False, 30), (True, 1000))  # causal, window
 KEEPS = (None, "padding", "all", "scattered")
