@@ -828,6 +828,95 @@ SLIPS += [
 ]
 
 
+def bounds(block, m, n, n_q, n_k, shift=None, seen=1, clear_by="first", least=0):
+    shift = n_k - n_q if shift is None else shift
+    first, last = block * m + shift, block * m + m - 1 + shift
+    return min(max((first if clear_by == "first" else last) + seen, least), n_k) // n * n, min(max(last + seen, least), n_k)
+
+
+def base(m, s, factor, old=True, guard=True, on_s=True, on_m=False):
+    highest = s.amax(-1) * (factor if on_s else 1)
+    new = torch.maximum(m * (factor if on_m else 1), highest) if old else highest
+    return new.masked_fill(new == -math.inf, 0) if guard else new
+
+
+def place(program, batch, n_heads, n_kv_heads, n_blocks, kv=lambda h, n, kv: h * kv // n, block=lambda turn, n: n - 1 - turn):
+    turn, both = divmod(program, batch * n_heads)
+    return both // n_heads, both % n_heads, kv(both % n_heads, n_heads, n_kv_heads), block(turn, n_blocks)
+
+
+def blocks_first(program, batch, n_heads, n_kv_heads, n_blocks):
+    both, turn = divmod(program, n_blocks)
+    return both // n_heads, both % n_heads, both % n_heads * n_kv_heads // n_heads, n_blocks - 1 - turn
+
+
+def heads_through(program, batch, n_heads, n_kv_heads, n_blocks):
+    turn, both = divmod(program, batch * n_heads)
+    return both % batch, both // batch, both // batch * n_kv_heads // n_heads, n_blocks - 1 - turn
+
+
+def sequence(block, starts, m, begins=None, from_start=True, strict=False):
+    begins = begins or [x // m + s for s, x in enumerate(starts)]
+    s = max(s for s in range(len(starts) - 1) if s == 0 or (begins[s] < block if strict else begins[s] <= block))
+    return s, block - begins[s] if from_start else block
+
+
+def without_gaps(block, starts, m):
+    begins = [0]
+    for a, b in zip(starts, starts[1:]):
+        begins.append(begins[-1] + math.ceil((b - a) / m))
+    return sequence(block, starts, m, begins)
+
+
+def rate(seconds, batch, heads, n_q, n_k, d, d_v, causal, each=2, half=2, unit=1e12):
+    work = each * batch * heads * n_q * n_k * (d + d_v)
+    return (work / half if causal else work) / seconds / unit
+
+
+SLIPS += [
+    ("flash_forward.bounds", lambda *a: bounds(*a, shift=0), "upper left"),
+    ("flash_forward.bounds", lambda *a: bounds(*a, clear_by="last"), "all of them must see it, the first one, too"),
+    ("flash_forward.bounds", lambda *a: bounds(*a, seen=0), "sees itself"),
+    ("flash_forward.bounds", lambda b, m, n, q, k: (min(max(b * m + k - q + 1, 0), k), bounds(b, m, n, q, k)[1]), "not a multiple"),
+    ("flash_forward.bounds", lambda b, m, n, q, k: (bounds(b, m, n, q, k)[0], math.ceil(bounds(b, m, n, q, k)[1] / n) * n), "need not be a multiple"),
+    ("flash_forward.bounds", lambda b, m, n, q, k: (bounds(b, m, n, q, k)[0] // n, math.ceil(bounds(b, m, n, q, k)[1] / n)), "numbers of blocks"),
+    ("flash_forward.bounds", lambda *a: bounds(*a, least=-999), "may be negative"),
+    ("flash_forward.bounds", lambda *a: bounds(*a)[0], "expected 2 numbers"),
+    ("flash_forward.bounds", lambda *a: (bounds(*a)[0], 0), "in end: 0, expected"),
+    ("flash_forward.base", lambda *a: base(*a, guard=False), "has seen nothing yet"),
+    ("flash_forward.base", lambda *a: base(*a, old=False), "what was seen before"),
+    ("flash_forward.base", lambda *a: base(*a, on_s=False), "still wants the factor"),
+    ("flash_forward.base", lambda *a: base(*a, on_m=True), "has the factor in it already"),
+    ("flash_forward.base", lambda *a: base(*a).clamp(min=0), "may well be negative"),
+    ("flash_forward.base", lambda m, s, f: torch.maximum(m, s.max() * f), "runs over the keys"),
+    ("flash_forward.place", lambda *a: place(*a, kv=lambda h, n, kv: h % kv), "neighbours must share"),
+    ("flash_forward.place", lambda *a: place(*a, kv=lambda h, n, kv: h // kv), "size of a group"),
+    ("flash_forward.place", lambda *a: place(*a, block=lambda turn, n: turn), "last block of queries goes first"),
+    ("flash_forward.place", blocks_first, "is the next head"),
+    ("flash_forward.place", heads_through, "numbered through the batch"),
+    ("flash_forward.wraps", lambda shape, strides: math.prod(shape) > 2**31 - 1, "how far the last one lies"),
+    ("flash_forward.wraps", lambda shape, strides: sum(n * s for n, s in zip(shape, strides)) > 2**31 - 1, "n - 1 steps"),
+    ("flash_forward.wraps", lambda shape, strides: sum((n - 1) * s for n, s in zip(shape, strides)) * 2 > 2**31 - 1, "not bytes"),
+    ("flash_forward.wraps", lambda shape, strides: sum((n - 1) * s for n, s in zip(shape, strides)) * 4 > 2**31 - 1, "not bytes"),
+    ("flash_forward.wraps", lambda shape, strides: sum((n - 1) * s for n, s in zip(shape, strides)) > 2**32 - 1, "signed"),
+    ("flash_forward.wraps", lambda shape, strides: sum((n - 1) * s for n, s in zip(shape, strides)) >= 2**31 - 1, "itself still fits"),
+    ("flash_forward.wraps", lambda shape, strides: sum((n - 1) * s for n, s in zip(shape, strides)) <= 2**31 - 1, "True means"),
+    ("flash_forward.sequence", lambda *a: sequence(*a, from_start=False), "counted from the first block of all"),
+    ("flash_forward.sequence", lambda *a: sequence(*a, strict=True), "compare with <="),
+    ("flash_forward.sequence", without_gaps, "blocks without gaps"),
+    ("flash_forward.sequence", lambda b, starts, m: (sequence(b, starts, m)[0], 0), "in which: 0, expected 1"),
+    ("flash_forward.rate", lambda *a: rate(*a, each=1), "are two operations"),
+    ("flash_forward.rate", lambda *a: rate(*a, half=1), "half of it counts"),
+    ("flash_forward.rate", lambda s, b, h, q, k, d, d_v, c: rate(s, b, h, q, k, d, 0, c), "two products"),
+    ("flash_forward.rate", lambda s, b, h, q, k, d, d_v, c: rate(s, b, h, q, k, d, d, c), "a width of their own"),
+    ("flash_forward.rate", lambda s, b, h, q, k, d, d_v, c: rate(s, b, h, q, q, d, d_v, c), "not n_q²"),
+    ("flash_forward.rate", lambda s, b, h, q, k, d, d_v, c: rate(s, 1, 1, q, k, d, d_v, c), "each head of each sequence"),
+    ("flash_forward.rate", lambda *a: rate(*a, unit=1), "operations per second"),
+    ("flash_forward.rate", lambda *a: rate(*a, unit=1e9), "in giga"),
+    ("flash_forward.rate", lambda s, b, h, q, k, d, d_v, c: rate(s, b, h, q, k, d, d_v, False) * (1 - (q - 1) / (2 * k) if c else 1), "number of visible pairs"),
+]
+
+
 @pytest.mark.parametrize(("name", "attempt", "says"), SLIPS, ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(SLIPS)])
 def test_slips_are_caught_and_named(name, attempt, says, capsys):
     assert check(name, attempt) is False
