@@ -17,7 +17,7 @@ export IPYTHONDIR := $(CURDIR)/book/_build/ipython
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
 export JUPYTER_PLATFORM_DIRS := 1
 
-.PHONY: help env lib test interpret test-checkout test-wheel book serve browser claims bench quarto wheel publish-check new hooks clean
+.PHONY: help env lib test interpret aot test-checkout test-wheel book serve browser claims bench quarto wheel publish-check new hooks clean
 
 help: ## this list
 	@echo "attention_course: one set of notebooks, from which come a book, a library and Colab notebooks."
@@ -25,7 +25,8 @@ help: ## this list
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
 	@echo
 	@echo "Variables: PYTHON=python3.12 (3.11 or newer), PORT=8000 (serve), CHAPTER=05_positions (new),"
-	@echo "           CHROMIUM=/path (browser), CLAIMS='--only variance' (claims), BENCH='multi_head --quick' (bench)"
+	@echo "           CHROMIUM=/path (browser), CLAIMS='--only variance' (claims), BENCH='multi_head --quick' (bench),"
+	@echo "           AOT='--only sm_90' (aot)"
 
 env:
 	@case "$(CURDIR)" in *" "*) echo "The path of this folder has a space in it, which make cannot handle: $(CURDIR)"; echo "Move the folder, then try again."; exit 1;; esac
@@ -43,6 +44,9 @@ test-checkout: env
 
 interpret: env ## the attention kernels in Triton's interpreter, in more combinations than `make test`
 	@INTERPRET=all OMP_NUM_THREADS=1 $(PYTEST) $(MANY) tests/test_flash_attention.py tests/test_ladder.py
+
+aot: env ## the attention kernels compiled for every GPU generation: registers, spills, shared memory
+	@$(PY) tools/aot.py $(AOT)
 
 test-wheel: env
 	@OMP_NUM_THREADS=1 $(PY) tools/test_wheel.py $(MANY)
