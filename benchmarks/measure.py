@@ -8,16 +8,25 @@ A benchmark is a module of this folder with
     cases(quick)                         the cases to measure, dictionaries, the most important first
     rows(case, timed)                    the rows of one case, dictionaries; `timed(calls)` times calls in turn
 
-and `if __name__ == "__main__": measure.main(__file__)`. Only torch and the package itself are needed.
+and `if __name__ == "__main__": measure.main(__file__)`. Only torch and the package itself are needed. It may also have
+
+    GOES_ON                              True: a case that fails becomes a row with an `error`, and the run goes on
+    MINUTES                              how long a run may take; what no longer fits is left out, and named
+    expected(case)                       seconds that a case will take, for MINUTES
+    prepare(cases)                       what to do before the cases of a section, all of the same case["section"]
+    rehearse()                           get ready for --dry-run, on a CPU
+    summary(rows)                        text for the end of a run
 """
 import argparse
 import contextlib
 import datetime
+import functools
 import gc
 import importlib
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import platform
 import re
@@ -25,6 +34,8 @@ import statistics
 import sys
 from pathlib import Path
 from time import perf_counter
+
+START = perf_counter()      # of the run: importing torch counts
 
 import torch
 
@@ -46,6 +57,27 @@ def seconds(call, times, clock=perf_counter):
         call()
     wait()
     return (clock() - start) / times
+
+
+def device_seconds(call, times):
+    """Seconds that a GPU takes for a call, the median of `times`: from one event to the next in the stream.
+
+    Each call finds the L2 cache full of other things. The GPU waits at first, so that it never waits for Python later.
+    """
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(times)]
+    torch.cuda._sleep(700_000 * min(times, 50))      # cycles: about 0.35 ms for each call to come
+    for start, end in events:
+        _other_things().zero_()
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in events) / 1000
+
+
+@functools.cache
+def _other_things():
+    return torch.empty(1 << 28, dtype=torch.int8, device="cuda")
 
 
 def in_turn(calls, *, budget=1.0, least=6, most=40, slice_=0.005, timer=seconds):
@@ -186,15 +218,24 @@ def says(module):
     return module.__doc__.strip().split("\n")[0]
 
 
-def wanted(case, only):
-    "Does the case agree with one of the choices, such as `length=64,causal=true`?"
-    def agrees(choice):
-        pairs = [pair.split("=", 1) for pair in choice.split(",")]
-        if unknown := [name for name, *_ in pairs if name not in case]:
-            sys.exit(f"--only {choice}: a case has {', '.join(case)}, but no {unknown[0]}")
-        return all(str(case[name]).lower() == value.lower() for name, value in pairs)
+def wanted(cases, only):
+    "The cases that agree with one of the choices, such as `length=64,causal=true`; words alone are names of sections."
+    def agrees(case, choice):
+        parts = choice.split(",")
+        sections = [part for part in parts if "=" not in part]
+        pairs = [part.split("=", 1) for part in parts if "=" in part]
+        return (not sections or case.get("section") in sections) and all(str(case.get(name)).lower() == value.lower() for name, value in pairs)
 
-    return not only or any(agrees(choice) for choice in only)
+    for choice in only:
+        known = dict.fromkeys(name for case in cases for name in case)
+        sections = dict.fromkeys(str(case["section"]) for case in cases if "section" in case)
+        for part in choice.split(","):
+            name = part.split("=")[0]
+            if "=" in part and name not in known:
+                sys.exit(f"--only {choice}: a case has {', '.join(known)}, but no {name}")
+            if "=" not in part and name not in sections:
+                sys.exit(f"--only {choice}: " + (f"there is no section {name}; there are {', '.join(sections)}" if sections else f"{name} has no value"))
+    return [case for case in cases if not only or any(agrees(case, choice) for choice in only)]
 
 
 def shown(row):
@@ -211,61 +252,192 @@ def slower(rows):
     return [row for row in rows if row.get("q1", 0) > 1]
 
 
-def perform(name, module, options):
+BEGUN = "was begun, and did not end"
+GRACE = 30          # seconds beyond its time after which a process must hang
+GPU_LOST = 99       # exit status of a process to which the GPU refuses all further work
+
+
+def failed(rows):
+    return [row for row in rows if "error" in row]
+
+
+def perform(name, module, options, clock=perf_counter):
     "Measures the benchmark's cases, and returns the path of its results."
-    if module.DEVICE == "cuda" and not torch.cuda.is_available():
+    device, quick = module.DEVICE, options.quick
+    if options.dry_run:
+        if not hasattr(module, "rehearse"):
+            sys.exit(f"{name} has no --dry-run: it needs no GPU. --quick tries it out.")
+        device, quick = "cpu", True
+        module.rehearse()
+    cases = list(module.cases(quick))
+    chosen = wanted(cases, options.only)
+    if not chosen:
+        sys.exit(f"--only {' '.join(options.only)}: no case of {name} is like that")
+    if options.list:
+        print("\n".join(map(shown, chosen)))
+        return None
+    if device == "cuda" and not torch.cuda.is_available():
         print(f"{name}: needs a GPU that torch can use; there is none here.")
         return None
     torch.set_num_threads(options.threads)
-    machine = hardware(module.DEVICE)
+    machine = hardware(device)
     about = {"benchmark": name, "says": says(module), "hardware": machine, "threads": torch.get_num_threads(),
-             "versions": versions(module.DEVICE), "date": datetime.date.today().isoformat(), "quick": options.quick}
-    folder = Path(options.out) if options.out else TRIALS if options.quick else RESULTS
+             "versions": versions(device), "date": datetime.date.today().isoformat(), "quick": quick}
+    place = Path(options.out) if options.out else TRIALS if quick else RESULTS
+    path = place if place.suffix == ".json" else place / f"{name}-{machine['kind']}.json"
     try:
-        results = Results(folder / f"{name}-{machine['kind']}.json", about, keep=options.resume or bool(options.only))
+        results = Results(path, about, keep=options.resume or bool(options.only))
     except ValueError as error:
         sys.exit(f"{error}. Without --resume and --only all is measured anew; --out FOLDER writes elsewhere.")
     print(f"{name}: {says(module)}\n{machine['name']}, threads: {about['threads']}, torch {torch.__version__} -> {results.path}", flush=True)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0
     if load > os.cpu_count() / 4:
         print(f"Something else is running here (load {load:.1f}): ratios will spread, and a quiet minute is worth waiting for.")
-    cases = list(module.cases(options.quick))
-    chosen = [case for case in cases if wanted(case, options.only)]
-    if not chosen:
-        sys.exit(f"--only {' '.join(options.only)}: no case of {name} is like that")
-    budget = options.budget if options.budget is not None else 0.2 if options.quick else 1.0
+    on_gpu = device == "cuda"
+    budget = options.budget if options.budget is not None else 0.2 if quick else 0.25 if on_gpu else 1.0
+    minutes = options.minutes if options.minutes is not None else getattr(module, "MINUTES", math.inf)
 
-    def timed(calls):
-        return in_turn(calls, budget=budget)
+    def timed(calls, timer=device_seconds if on_gpu else seconds):
+        return in_turn(calls, budget=budget, timer=timer, slice_=0.002 if on_gpu else 0.005)
 
+    clean_up(results, chosen, module, options)
+    left_out, longest, section = [], {}, object()
     for case in chosen:
-        if not (options.resume and results.of(case)):
-            results.add(case, module.rows(case, timed))
-            for row in results.of(case):
-                print(shown(row), flush=True)
+        if options.resume and results.of(case):
+            continue
+        takes = max(longest.get(case.get("section"), 0), module.expected(case) if hasattr(module, "expected") else 0)
+        if clock() + takes > START + 60 * minutes:
+            left_out.append(case)
+            continue
+        if getattr(module, "GOES_ON", False):
+            results.add(case, [{"error": BEGUN}])       # what is there to see, should the process end here
+        if hasattr(module, "prepare") and case.get("section") != section and not options.died:
+            prepare(module, [c for c in chosen if c.get("section") == case["section"] and (c == case or not (options.resume and results.of(c)))])
+        section, start = case.get("section"), clock()
+        measure_case(module, results, case, timed)
+        longest[section] = max(longest.get(section, 0), clock() - start)
+        for row in results.of(case):
+            print(shown(row), flush=True)
     results.write(complete=all(results.of(case) for case in cases))
-    lost = slower(results.rows)
-    print(f"{len(results.rows)} rows; ours is the slower one, beyond the spread, in {len(lost)}{':' if lost else '.'}")
-    for row in lost:
-        print(" ", shown(row))
+    conclude(module, results, left_out, minutes)
     return results.path
+
+
+def measure_case(module, results, case, timed):
+    "Adds the rows of a case; where the benchmark goes on, an error is a row, too."
+    try:
+        results.add(case, module.rows(case, timed))
+    except Exception as error:
+        if not getattr(module, "GOES_ON", False):
+            raise
+        still_there(error)
+        results.add(case, [{"error": told(error)}])
+
+
+def prepare(module, cases):
+    try:
+        module.prepare(cases)
+    except Exception as error:      # the cases will meet it again, and say so
+        still_there(error)
+        print(f"not prepared: {told(error)}", flush=True)
+
+
+def still_there(error):
+    "Ends this process if the GPU refuses all further work of it."
+    if torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except Exception:
+            print(error, flush=True)
+            os._exit(GPU_LOST)
+
+
+def told(error):
+    "An exception in one line."
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}"
+
+
+def clean_up(results, chosen, module, options):
+    "What a process that ended has left: a case that was begun. It is measured now, unless it is what ended that process."
+    if not getattr(module, "GOES_ON", False):
+        return
+    for case in chosen:
+        begun = any(row.get("error") == BEGUN for row in results.of(case))
+        if begun and options.died:
+            results.add(case, [{"error": f"the process {options.died}"}])
+            print(shown(results.of(case)[0]), flush=True)
+        elif begun or not options.resume:
+            results.rows = [row for row in results.rows if row not in results.of(case)]
+
+
+def conclude(module, results, left_out, minutes):
+    "What to read at the end of a run."
+    lost = slower(results.rows)
+    if hasattr(module, "summary"):
+        print(module.summary(results.rows))
+    print(f"{len(results.rows)} rows; ours is the slower one, beyond the spread, in {len(lost)}{':' if lost else '.'}")
+    for row in [] if hasattr(module, "summary") else lost:
+        print(" ", shown(row))
+    if left_out:
+        print(f"{len(left_out)} cases did not fit into {minutes:g} minutes; --resume measures them:")
+        for case in left_out:
+            print(" ", shown(case))
+    if wrong := failed(results.rows):
+        print(f"{len(wrong)} ROWS HAVE AN ERROR:")
+        for row in wrong:
+            print(" ", shown(row))
+
+
+def run(name, module, options):
+    """`perform`, and what to tell the shell: 1 if a row has an error.
+
+    What needs a GPU runs in a process of its own. Where a case ends that process (a compiler that aborts, a GPU that refuses all
+    further work, a kernel that never returns), another one goes on with the next case.
+    """
+    def work():
+        path = perform(name, module, options)
+        return 1 if path and failed(json.loads(path.read_text(encoding="utf-8"))["rows"]) else 0
+
+    if module.DEVICE != "cuda" or options.dry_run or options.list or not hasattr(os, "fork"):
+        return work()
+    minutes = options.minutes if options.minutes is not None else getattr(module, "MINUTES", None)
+    for _ in range(30):
+        process = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(work()))
+        process.start()
+        process.join(minutes and max(0, START + 60 * minutes - perf_counter()) + GRACE)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            options.died = "never came back"
+        elif 0 <= process.exitcode != GPU_LOST:
+            return process.exitcode
+        else:
+            options.died = "lost the GPU" if process.exitcode == GPU_LOST else f"was ended by signal {-process.exitcode}"
+        print(f"The process {options.died}; a new one goes on.", flush=True)
+        options.resume = True
+    return 1
 
 
 def options(several=True):
     parser = argparse.ArgumentParser(description="Measures ours against peers, in the same run.")
     if several:
         parser.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks (none: all that this machine can run in minutes)")
-        parser.add_argument("--list", action="store_true", help="only say which there are")
+    parser.add_argument("--list", action="store_true", help="only say which there are: benchmarks, or the cases of those that are named")
     parser.add_argument("--quick", action="store_true", help="few cases and rounds, to try things out; written to build/bench")
-    parser.add_argument("--only", action="append", default=[], metavar="FIELD=VALUE,...", help="only these cases; the other rows are kept")
+    parser.add_argument("--dry-run", action="store_true", help="what needs a GPU, rehearsed on the CPU: tiny sizes; written to build/bench")
+    parser.add_argument("--only", action="append", default=[], metavar="FIELD=VALUE,...",
+                        help="only these cases (or sections: SECTION,...); the other rows are kept")
     parser.add_argument("--resume", action="store_true", help="only the cases that the file lacks, after a run that was stopped")
     parser.add_argument("--threads", type=int, default=2, help="torch's threads (2)")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="how long to go on with a case once it has six rounds")
-    parser.add_argument("--out", metavar="FOLDER", help="where to write (benchmarks/results)")
+    parser.add_argument("--minutes", type=float, help="begin nothing that would take the run beyond this (gpu: 5)")
+    parser.add_argument("--out", metavar="FOLDER", help="where to write (benchmarks/results); a file, if it ends in .json")
+    parser.set_defaults(died="")
     return parser
 
 
 def main(path):
     "A benchmark run as a script of its own."
     name = Path(path).stem
-    perform(name, importlib.import_module(name), options(several=False).parse_args())
+    sys.exit(run(name, importlib.import_module(name), options(several=False).parse_args()))

@@ -12,14 +12,14 @@ import measure
 def main():
     chosen = measure.options().parse_args()
     found = measure.benchmarks()
-    if chosen.list:
+    if chosen.list and not chosen.names:
         for name, module in found.items():
             print(f"{name:12} {module.DEVICE:5} {measure.says(module)}")
         return
     if unknown := [name for name in chosen.names if name not in found]:
         sys.exit(f"There is no benchmark {unknown[0]}; there are {', '.join(found)}.")
-    for name in chosen.names or [name for name, module in found.items() if not getattr(module, "HOURS", False)]:
-        measure.perform(name, found[name], chosen)
+    names = chosen.names or [name for name, module in found.items() if not getattr(module, "HOURS", False)]
+    sys.exit(max(measure.run(name, found[name], chosen) for name in names))
 
 
 if __name__ == "__main__":
