@@ -67,7 +67,7 @@ browser: env ## tests the built book in Chromium
 claims: env ## breaks each claimed idea in the library and sees its check fail
 	@$(PY) tools/claims.py $(CLAIMS)
 
-bench: env ## measures against peers: the rows that chapters quote
+bench: env ## measures against peers: the rows that chapters quote (BENCH=gpu: with a GPU, 5 minutes)
 	@$(PY) benchmarks/run.py $(BENCH)
 
 quarto: lib ## nbdev's own documentation, through Quarto where it is installed
