@@ -205,7 +205,19 @@ def tile_schedule(data, state):
             "loaded": sum(tile.shape[1] for tile in tiles)}
 
 
-WORTH = {"online-softmax": online, "tile-schedule": tile_schedule, "attention-map": attention_map, "temperature": temperature, "soft-lookup": soft_lookup, "influence": influence,
+def program_schedule(data, state):
+    "Programs in the order in which the kernel's list has them; each goes to the multiprocessor that is free first, or in turn."
+    blocks, heads, workers = (state[name] for name in ("block", "head", "worker"))
+    todo = [b + 1 for _ in range(heads) for b in range(blocks)]
+    todo = sorted(todo, reverse=True) if state["order"] else todo
+    free = [0] * workers
+    for i, cost in enumerate(todo):
+        free[i % workers if state["order"] == 2 else free.index(min(free))] += cost
+    even = sum(todo) / workers
+    return {"block": blocks, "head": heads, "worker": workers, "end": max(free), "even": even, "busy": even / max(free)}
+
+
+WORTH = {"program-schedule": program_schedule, "online-softmax": online, "tile-schedule": tile_schedule, "attention-map": attention_map, "temperature": temperature, "soft-lookup": soft_lookup, "influence": influence,
          "mask-builder": mask_builder, "head-explorer": head_explorer, "positions": positions, "beam-tree": beam_tree}
 
 
@@ -658,6 +670,44 @@ def test_tile_schedule_draws_what_it_counts(figure, page_name, view):
         assert drawn["whole"] + drawn["part"] == shown["visible"][0] and sum(drawn.values()) - drawn["computed"] - drawn["skipped"] == shown["computed"][0]
 
 
+# --- which program runs where ------------------------------------------------------------
+
+
+@those("program-schedule")
+def test_program_schedule_by_keyboard(figure, page_name):
+    it = figure(page_name, "program-schedule")
+    state = {name: it.data[name] for name in ("block", "head", "worker", "order")}
+    it.agrees(state)
+    it.enter()
+    for name, choices in (("block", "blocks"), ("head", "heads"), ("worker", "workers")):
+        steps(it, it.node.locator(f"#slider-{name}"), name, state, it.data[choices])
+        it.press("Tab")
+    for order in (1, 2, 0):
+        it.press("ArrowRight")
+        state["order"] = order
+        it.agrees(state)
+
+
+@those("program-schedule")
+@pytest.mark.parametrize("view", ["light", "phone"])
+def test_program_schedule_draws_all_programs_and_none_beyond_the_end(figure, page_name, view):
+    it = figure(page_name, "program-schedule", view)
+    for order, name in enumerate(("First rows first", "Longest first", "Longest first, dealt out beforehand")):
+        it.node.get_by_role("radio", name=name, exact=True).check()
+        for block, head, worker in ((0, 0, 0), (3, 5, 4), (2, 1, 2)):
+            for which, place in (("block", block), ("head", head), ("worker", worker)):
+                it.node.locator(f"#slider-{which}").fill(str(place))
+            chosen = {"block": it.data["blocks"][block], "head": it.data["heads"][head], "worker": it.data["workers"][worker]}
+            it.agrees({**chosen, "order": order})
+            drawn = it.node.locator("svg.chart").evaluate("""chart => {
+                const bars = [...chart.querySelectorAll('.program')].map(bar => bar.getBBox())
+                const end = chart.querySelector('.end').getBBox().x
+                return { bars: bars.length, beyond: bars.filter(b => b.x + b.width > end + 0.5).length, end, width: chart.clientWidth }
+            }""")
+            assert drawn["bars"] == chosen["block"] * chosen["head"]
+            assert drawn["beyond"] == 0 and drawn["end"] <= drawn["width"]
+
+
 # --- the head explorer -----------------------------------------------------------------
 
 
@@ -937,6 +987,7 @@ def test_beam_tree_grows_as_on_paper(figure, page_name, view):
 NEAR = {"distances": [1, 2], "curves": [{"label": "RNN", "kind": "rnn", "gain": 0.9, "influence": [1, 0.1]}]}
 ONLINE = {"scores": [0, 1, 2], "values": [1, 2, 3], "blocks": [1, 2], "block": 2, "step": 1}
 TILES = {"n": 5, "blocks": [1, 2, 4], "block_q": 2, "block_k": 4, "causal": True, "window": 0}
+PROGRAMS = {"blocks": [2, 4], "heads": [1, 2], "workers": [2, 3], "block": 4, "head": 2, "worker": 3, "order": 0}
 MASK = {"tokens": ["a", "b"], "scores": [[0, 1], [1, 0]], "real": 2, "causal": True, "window": 0, "query": 0}
 HEADS = {"texts": [{"tokens": ["a", "b"], "heads": [[[1, 0], [0.5, 0.5]]]}], "names": ["one"], "text": 0, "head": 0, "query": 1}
 
@@ -961,6 +1012,11 @@ BEAM = {"tokens": [".", "a", "b"], "end": ".", "start": "", "max_len": 2, "table
     ("tile-schedule", {**TILES, "blocks": [2, 1]}, "whole numbers that rise"),
     ("tile-schedule", {**TILES, "block_q": 3}, "“block_q” must be one of the blocks"),
     ("tile-schedule", {**TILES, "window": 6}, "whole number from 0 to 5"),
+    ("program-schedule", PROGRAMS, None),
+    ("program-schedule", {**PROGRAMS, "heads": [2, 1]}, "whole numbers that rise"),
+    ("program-schedule", {**PROGRAMS, "worker": 4}, "“worker” must be one of the workers"),
+    ("program-schedule", {**PROGRAMS, "blocks": [4, 40]}, "at most 12 blocks"),
+    ("program-schedule", {**PROGRAMS, "order": 3}, "0, 1 or 2"),
     ("mask-builder", MASK, None),
     ("mask-builder", {**MASK, "window": None}, None),
     ("mask-builder", {**MASK, "tokens": ["a"] * 9}, "more than the eight"),
