@@ -286,6 +286,22 @@ def test_no_tensor_is_larger_than_inputs_or_tiles():
     assert largest.size == n * d
 
 
+@pytest.mark.parametrize("kind", ["boolean", "additive", "causal"])
+def test_what_is_hidden_may_be_so_large_that_its_score_overflows(kind):
+    q, k, v = (x.requires_grad_() for x in qkv(1, 1, 1, 6, 6, dtype=torch.float32))
+    large = k.detach().clone()
+    large[..., 4:, :] = 1e30
+    mask = torch.arange(6) < 4
+    mask = {"boolean": mask, "additive": torch.zeros(6).masked_fill(~mask, -inf), "causal": None}[kind]
+    run = lambda k: tiled_attention(1e20 * q, k, v, mask, causal=kind == "causal", block_k=5)[..., :4, :]
+    output = run(large.requires_grad_())
+    assert torch.equal(output, run(k))
+    if kind == "causal":
+        return  # the last queries do see those keys
+    (grad,) = torch.autograd.grad(output.sum(), large)
+    assert grad.isfinite().all() and (grad[..., 4:, :] == 0).all()
+
+
 # --- packed sequences --------------------------------------------------------------------------------------------------
 
 PACKS = {
