@@ -893,7 +893,8 @@ def flash_attention(
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, return_lse=return_lse, block_q=128, block_k=128,
         )
     lead = q.shape[:-2]
-    q, k, v = (_four_axes(x, x.shape[:-2]) for x in (q, k, v))
+    if len(lead) != 2:
+        q, k, v = (_four_axes(x, x.shape[:-2]) for x in (q, k, v))
     keep = slopes = None
     if mask is not None:
         keep = mask.expand(*lead[:-1], *[1] * len(lead[-1:]), 1, k.shape[-2]).reshape(q.shape[0], k.shape[-2])
@@ -905,5 +906,7 @@ def flash_attention(
         q, k, v, keep, reach=(back, 0 if causal else back), scale=q.shape[-1] ** -0.5 if scale is None else scale,
         softcap=softcap, slopes=slopes, starts_q=cu_seqlens_q, starts_k=cu_seqlens_k, want_lse=return_lse,
     )
-    output = output.reshape(*lead, *output.shape[-2:])
-    return (output, lse.reshape(output.shape[:-1])) if return_lse else output
+    if len(lead) != 2:
+        output = output.reshape(*lead, *output.shape[-2:])
+        lse = lse.reshape(output.shape[:-1]) if return_lse else None
+    return (output, lse) if return_lse else output
