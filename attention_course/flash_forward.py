@@ -35,6 +35,8 @@ def _jit(kernel, **options):
     return triton.jit(inspect.unwrap(kernel), **options) if triton else kernel
 
 # %% ../nbs/13_flash_forward.ipynb #e00fde5a
+#| code-fold: true
+#| code-summary: The rungs, and with which tiles they are launched
 _RUNGS = {
     "1-rows": "one program for each query, no tensor cores",
     "2-tiles": "tiles and tensor cores",
@@ -80,6 +82,8 @@ def _rung_tile(name: str, arch: int | None, dtype: torch.dtype, d: int) -> tuple
     return _tile(80 if arch is None else arch, dtype, d)
 
 # %% ../nbs/13_flash_forward.ipynb #7d4ad4c1
+#| code-fold: true
+#| code-summary: How a rung is launched
 def _run_rung(
     name: str,  # of `_RUNGS`
     q: Float[Tensor, "b h n d"],
@@ -212,6 +216,8 @@ def _rung2_tiles(
     tl.store(O + at_q, acc, mask=(rows < n)[:, None])
 
 # %% ../nbs/13_flash_forward.ipynb #6a8bd964
+#| code-fold: true
+#| code-summary: The whole kernel of rung 3
 @_jit
 def _rung3_exp2(
     Q, K, V, O, n, scale,
@@ -252,6 +258,8 @@ def _rung3_exp2(
     tl.store(O + at_q, acc, mask=(rows < n)[:, None])
 
 # %% ../nbs/13_flash_forward.ipynb #e1584eff
+#| code-fold: true
+#| code-summary: The whole kernel of rung 4
 @_jit
 def _rung4_phases(
     Q, K, V, O, n, scale,
@@ -357,6 +365,8 @@ def _l2_bytes(device: torch.device) -> int:
     return known or 40 << 20
 
 # %% ../nbs/13_flash_forward.ipynb #092c2896
+#| code-fold: true
+#| code-summary: The whole kernel of rung 6
 @_jit
 def _rung6_descriptors(
     Q, K, V, O, n, scale,  # K and V are descriptors: shape and strides are in them
@@ -402,6 +412,8 @@ def _rung6_descriptors(
     tl.store(O + at_q, acc, mask=(rows < n)[:, None])
 
 # %% ../nbs/13_flash_forward.ipynb #97bf7a8d
+#| code-fold: true
+#| code-summary: The whole kernel of rung 7
 @_jit
 def _rung7_schedule(
     Q, K, V, O, n, scale, heads, together,  # K and V are descriptors, if TMA
@@ -462,6 +474,8 @@ def _rung7_schedule(
         tl.store(O + first + at_q, acc, mask=(rows < n)[:, None])
 
 # %% ../nbs/13_flash_forward.ipynb #f62a61fd
+#| code-fold: true
+#| code-summary: The whole kernel of rung 8
 @_jit
 def _rung8_specialised(
     Q, K, V, O, n, scale,
@@ -735,6 +749,8 @@ def _launch(
     return output.to(dtype), lse
 
 # %% ../nbs/13_flash_forward.ipynb #8aa00c5c
+#| code-fold: true
+#| code-summary: Why the kernel cannot take a call
 _OLDEST_TRITON = (3, 4)
 _log = logging.getLogger(__name__)
 
@@ -777,6 +793,8 @@ def _why_not_triton(q: Tensor, k: Tensor, v: Tensor) -> str:
     return ""
 
 # %% ../nbs/13_flash_forward.ipynb #ab795d9a
+#| code-fold: true
+#| code-summary: How the path is chosen
 def _choose(backend: str, q: Tensor, k: Tensor, v: Tensor, special: str) -> tuple[str, str]:
     "The path that a call takes, and why; `special` names what torch's attention cannot do here."
     if backend not in ("auto", "triton", "torch", "tiled"):
