@@ -15,12 +15,23 @@ from ..toolkit import _normal, compare, exercise
 # %% ../../nbs/exercises/tiling.ipynb #a86f1064
 @exercise("tiling.online")
 def _online(attempt):
-    def made(blocks, rescale=lambda before, top: (before - top).exp(), relative=lambda block, top: top):
-        top, total = torch.tensor(-math.inf, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)
+    def made(blocks, rescale=lambda before, top: (before - top).exp(), relative=lambda block, top: top, start=-math.inf):
+        top, total = torch.tensor(start, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)
         for block in blocks:
             before, top = top, torch.maximum(top, block.max())
             total = total * rescale(before, top) + (block - relative(block, top)).exp().sum()
         return torch.stack([top, total])
+
+    def last(blocks, shrink=True):
+        own = [(block - block.max()).exp().sum() for block in blocks]
+        return torch.stack([blocks[-1].max(), (torch.cat(blocks) - blocks[-1].max()).exp().sum() if shrink else sum(own)])
+
+    def both_shrink(blocks):
+        top, total = blocks[0].max(), 0.0  # the first block comes to nothing: its old maximum is -inf
+        for block in blocks[1:]:
+            before, top = top, torch.maximum(top, block.max())
+            total = (total + (block - top).exp().sum()) * (before - top).exp()
+        return torch.stack([top, torch.as_tensor(total, dtype=torch.float64)])
 
     def bare(blocks):
         return torch.stack([torch.cat(blocks).max(), torch.cat(blocks).exp().sum()])
@@ -34,6 +45,7 @@ def _online(attempt):
         ([_normal(3, seed=1), _normal(1, seed=2) - 3, _normal(4, seed=3)],),
         ([1000 + _normal(3, seed=4), 1001 + _normal(2, seed=5)],),
         ([torch.tensor([-math.inf, 0.0]).double(), torch.tensor([-2.0, 1.0]).double()],),
+        ([_normal(3, seed=6) - 9, _normal(2, seed=7) - 8],),  # all negative
     ]
     return compare(attempt, made, cases, slips={
         "what was summed before is still relative to the old maximum: shrink it by exp(before - top) when the largest grows": lambda b: made(b, lambda before, top: 1.0),
@@ -42,6 +54,10 @@ def _online(attempt):
         "the rescaling is upside down: the old sum shrinks, by exp(before - top)": lambda b: made(b, lambda before, top: (top - before).exp() if before > -math.inf else 0.0),
         "no maximum is subtracted: these are sums of exp(s), which overflow for large scores": bare,
         "everything is relative to the maximum of the first block; it must be relative to the largest of all": first,
+        "top starts at 0, but all scores may be negative: start at -inf": lambda b: made(b, start=0.0),
+        "top is the largest of the last block; it must be the largest of all so far": last,
+        "top is the largest of the last block, and each block is relative to its own: relative to the largest so far, all of it": lambda b: last(b, shrink=False),
+        "only what was summed before shrinks; the new block is relative to the new maximum already": both_shrink,
         "this forgets the earlier blocks: only the last one is in the sum": lambda b: made(b, lambda before, top: 0.0),
         "the second number is the logarithm of the sum; the sum itself was asked for": lambda b: torch.stack([made(b)[0], made(b)[1].log()]),
         "the second number is the log-sum-exp; the sum of exp(s - top) was asked for": lambda b: torch.stack([made(b)[0], made(b)[0] + made(b)[1].log()]),
@@ -73,6 +89,23 @@ def _step(attempt):
         weights = (scores - scores.amax(-1, keepdim=True)).exp()
         return (average * total + weights @ v) / (total + weights.sum(-1, keepdim=True))
 
+    def stays(top, total, average, scores, v):
+        weights = (scores - top).exp()
+        return (average * total + weights @ v) / (total + weights.sum(-1, keepdim=True))
+
+    def one_top(top, total, average, scores, v):
+        new = torch.maximum(top, scores.amax())
+        rescale, weights = (top - new).exp(), (scores - new).exp()
+        return (average * total * rescale + weights @ v) / (total * rescale + weights.sum(-1, keepdim=True))
+
+    def old_total(top, total, average, scores, v):
+        return made(top, total, average, scores, v, divide=False) / total
+
+    def half_divided(top, total, average, scores, v):
+        new = torch.maximum(top, scores.amax(-1, keepdim=True))
+        rescale, weights = (top - new).exp(), (scores - new).exp()
+        return average * total * rescale + weights @ v / (total * rescale + weights.sum(-1, keepdim=True))
+
     def case(i, j, d_v, seed, lift):
         before = 2 * _normal(i, 7, seed=seed)
         top = before.amax(-1, keepdim=True)
@@ -80,7 +113,7 @@ def _step(attempt):
         total = weights.sum(-1, keepdim=True)
         return top, total, weights @ _normal(7, d_v, seed=seed + 1) / total, 2 * _normal(i, j, seed=seed + 2) + lift, _normal(j, d_v, seed=seed + 3)
 
-    cases = [case(4, 5, 3, 0, 2.0), case(3, 2, 4, 10, -9.0), case(1, 1, 1, 20, 0.0), case(2, 6, 2, 30, 100.0)]
+    cases = [case(4, 5, 3, 0, 2.0), case(3, 2, 4, 10, -9.0), case(1, 1, 1, 20, 0.0), case(2, 6, 2, 30, torch.tensor([[1000.0], [0.0]]))]
     return compare(attempt, made, cases, slips={
         "the average was divided already: multiply it by the old total first, or old keys count as one": slip(undo=False),
         "the old total must shrink too, by the same factor as the sum": slip(shrink_total=False),
@@ -88,6 +121,10 @@ def _step(attempt):
         "nothing shrinks: what was summed is relative to the old top": slip(shrink_total=False, shrink_sum=False),
         "each block is relative to its own maximum; both must be relative to the larger one": old_top,
         "the rescaling is upside down: exp(top - new), which is at most 1": upside_down,
+        "everything is still relative to the old top: the new scores may be much larger, and exp overflows": stays,
+        "one maximum for all queries: each query has its own, or its sum may come to 0": one_top,
+        "it is divided by the old total; the new keys are in the sum, too": old_total,
+        "only the new part is divided by the new total; the old part must be, too": half_divided,
         "it is not divided by the new total": slip(divide=False),
         "this averages two averages; each counts by its sum of exponentials": alone,
         "the old keys are forgotten": lambda top, total, average, scores, v: scores.softmax(-1) @ v,
@@ -96,27 +133,35 @@ def _step(attempt):
 # %% ../../nbs/exercises/tiling.ipynb #356cca81
 @exercise("tiling.visits")
 def _visits(attempt):
-    def grid(n_q, n_k, block_q, block_k):
+    def grid(n_q, n_k, block_q, block_k, short=True):
         "First and last query of each block, as columns, and first and last key; queries counted from 0."
         q, k = torch.arange(0, n_q, block_q)[:, None], torch.arange(0, n_k, block_k)
-        return q, (q + block_q).clamp(max=n_q) - 1, k, (k + block_k).clamp(max=n_k) - 1
+        last, end = q + block_q - 1, k + block_k - 1
+        return (q, last.clamp(max=n_q - 1), k, end.clamp(max=n_k - 1)) if short else (q, last, k, end)
 
     def made(n_q, n_k, block_q, block_k):
         _, last, first, _ = grid(n_q, n_k, block_q, block_k)
         return first <= last + (n_k - n_q)
 
-    def slip(decides):
-        return lambda n_q, n_k, block_q, block_k: decides(*grid(n_q, n_k, block_q, block_k), n_k - n_q)
+    def slip(decides, short=True):
+        return lambda n_q, n_k, block_q, block_k: decides(*grid(n_q, n_k, block_q, block_k, short), n_k - n_q)
 
+    decide = {
+        "these queries are the first positions: query 0 stands at position n_k - n_q": lambda q, last, k, end, shift: k <= last,
+        "the shift has the wrong sign: query 0 stands at position n_k - n_q": lambda q, last, k, end, shift: k <= last - shift,
+        "the last query of a block decides, not the first: tiles on the diagonal are missing": lambda q, last, k, end, shift: k <= q + shift,
+        "one visible pair is enough; these are the tiles without a hidden one": lambda q, last, k, end, shift: end <= q + shift,
+        "the first key of a block decides, not the last": lambda q, last, k, end, shift: end <= last + shift,
+        "a query sees itself: compare with <=, not with <": lambda q, last, k, end, shift: k < last + shift,
+        "one too far: the last query of a block of m stands m - 1 after its first": lambda q, last, k, end, shift: k <= last + 1 + shift,
+    }
+    # Whether a short block's end is cut makes no difference to the right answer, but to wrong ones.
+    uncut = {f"{says} (short blocks need no more care)": slip(f, short=False) for says, f in decide.items()}
     cases = [(8, 8, 2, 2), (8, 8, 2, 4), (8, 8, 4, 2), (6, 11, 4, 3), (5, 7, 3, 2), (9, 4, 2, 3), (1, 9, 4, 4), (7, 7, 16, 16)]
     return compare(attempt, made, cases, slips={
         "polarity: True must mean that the tile is computed": lambda *a: ~made(*a),
-        "these queries are the first positions: query 0 stands at position n_k - n_q": slip(lambda q, last, k, end, shift: k <= last),
-        "the shift has the wrong sign: query 0 stands at position n_k - n_q": slip(lambda q, last, k, end, shift: k <= last - shift),
-        "the last query of a block decides, not the first: tiles on the diagonal are missing": slip(lambda q, last, k, end, shift: k <= q + shift),
-        "one visible pair is enough; these are the tiles without a hidden one": slip(lambda q, last, k, end, shift: end <= q + shift),
-        "the first key of a block decides, not the last": slip(lambda q, last, k, end, shift: end <= last + shift),
-        "a query sees itself: compare with <=, not with <": slip(lambda q, last, k, end, shift: k < last + shift),
+        **{says: slip(f) for says, f in decide.items()},
+        **uncut,
         "blocks were compared by their numbers; compare positions": lambda n_q, n_k, block_q, block_k: torch.arange(-(-n_k // block_k)) <= torch.arange(-(-n_q // block_q))[:, None],
         "the axes are swapped: rows are blocks of queries": lambda *a: made(*a).T,
         "the short blocks at the end are missing: round up": lambda n_q, n_k, block_q, block_k: made(n_q, n_k, block_q, block_k)[: n_q // block_q, : n_k // block_k],
@@ -143,6 +188,12 @@ def _merge(attempt):
         x, y = lse_a.exp()[:, None], lse_b.exp()[:, None]
         return ((x * a + y * b) / (x + y)).masked_fill(x + y == 0, 0)
 
+    def one_top(a, lse_a, b, lse_b):
+        top = torch.maximum(lse_a, lse_b).max()
+        top = top.masked_fill(top == -math.inf, 0)
+        x, y = (lse_a - top).exp()[:, None], (lse_b - top).exp()[:, None]
+        return (x * a + y * b) / (x + y).masked_fill(x + y == 0, 1)
+
     def linear(a, lse_a, b, lse_b):
         return (lse_a[:, None] * a + lse_b[:, None] * b) / (lse_a + lse_b)[:, None]
 
@@ -150,12 +201,14 @@ def _merge(attempt):
     none, blank = torch.full_like(x, -math.inf), torch.zeros_like(a)
     some = torch.tensor([True, False, True, False])
     plain = [(a, x, b, y), (a, 3 * x, b, y - 2)]
-    large = [(a, 1000 + x, b, 1000 + y), (a, x, b, y + 1000)]
+    lift = torch.tensor([1000.0, 0.0, 0.0, 0.0])
+    large = [(a, 1000 + x, b, 1000 + y), (a, x, b, y + 1000), (a, x + lift, b, y + lift)]
     blind = [(a.masked_fill(some[:, None], 0), x.masked_fill(some, -math.inf), b, y), (blank, none, blank, none)]
     return compare(attempt, made, plain + large + blind, slips={
         "where neither part saw anything, -inf - (-inf) is no number: such rows must be 0": softmaxed,
         "exp(lse) overflows for a large lse: subtract the larger one first": bare,
         "exp(lse) overflows for a large lse, though rows that saw nothing are right: subtract the larger one first": safe_bare,
+        "one maximum for all queries: each query has its own, or its weights may all come to 0": one_top,
         "each part must weigh exp(lse), not lse": linear,
         "both parts weigh the same here; one with more, or better, keys must weigh more": lambda a, x, b, y: (a + b) / 2,
         "the two are summed, without weights": lambda a, x, b, y: a + b,
@@ -178,6 +231,20 @@ def _gradient(attempt):
     def slip(**options):
         return lambda *args: made(*args, **options)
 
+    def one_delta(q, k, v, output, d_output, lse):
+        rest = (output * d_output).sum() - (output * d_output).sum(-1, keepdim=True)
+        weights = (q @ k.T * q.shape[-1] ** -0.5 - lse[:, None]).exp()
+        return made(q, k, v, output, d_output, lse) - weights * rest @ k * q.shape[-1] ** -0.5
+
+    def other_width(q, k, v, output, d_output, lse):
+        ratio = (q.shape[-1] / v.shape[-1]) ** 0.5
+        return made(q * ratio, k, v, output, d_output, lse) * ratio
+
+    def no_log(q, k, v, output, d_output, lse):
+        weights = (q @ k.T * q.shape[-1] ** -0.5).exp() / lse[:, None]
+        delta = (output * d_output).sum(-1, keepdim=True)
+        return weights * (d_output @ v.T - delta) @ k * q.shape[-1] ** -0.5
+
     def case(i, j, n, d, d_v, seed):
         q, k, v, d_output = _normal(i, d, seed=seed), _normal(n, d, seed=seed + 1), _normal(n, d_v, seed=seed + 2), _normal(i, d_v, seed=seed + 3)
         scores = q @ k.T * d**-0.5
@@ -190,6 +257,9 @@ def _gradient(attempt):
         "delta was summed over this tile only; output · d_output is the sum over all keys": slip(delta="tile"),
         "delta is missing: the weights of a row compete": slip(delta="none"),
         "delta has the wrong sign: the mean is subtracted": slip(delta="plus"),
+        "delta is one number for each query: sum over the last axis only": one_delta,
+        "the scale is 1 / sqrt(d), by the width of q and k, not of v": other_width,
+        "lse is a logarithm: a weight is exp(score - lse)": no_log,
         "the scale is missing at the end: scores are scale · q·k": slip(scaled=False),
         "the scores lack the scale, by which lse was computed": slip(scores_scaled=False),
         "the scale is missing, in the scores and at the end": slip(scores_scaled=False, scaled=False),
@@ -212,6 +282,8 @@ def _traffic(attempt):
         "the last block may be short: round the number of blocks up (with a block larger than n there is one, not none)": lambda n, d, size: 2 * n * d + 2 * n * d * (n // (size // (4 * d))),
         "blocks are whole: n / block must be rounded up": slip(passes=lambda n, block: n / block),
         "k and v both go in for each block": slip(both=1),
+        "a block has a whole number of queries: round size / (4 · d) down first": lambda n, d, size: made(n, d, size, block=lambda n, d, size: size / (4 * d)),
+        "q stays while k and v pass by: it goes in once, not once for each block": lambda n, d, size: made(n, d, size, both=3, once=1),
         "q goes in once and the output out once: one of them is missing": slip(once=1),
         "q and the output are missing": slip(once=0),
         "a query of the block needs 4 · d numbers, not d": slip(block=lambda n, d, size: size // d),
