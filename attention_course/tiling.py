@@ -159,7 +159,8 @@ def _scores(
 def _tiled_forward(q, k, v, mask, slopes, plan: _Plan) -> tuple[Tensor, Tensor]:
     "Output and log-sum-exp of the scores, a block of queries at a time, in float32 at least."
     wide = torch.promote_types(q.dtype, torch.float32)
-    output, lse = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=wide), q.new_empty(q.shape[:-1], dtype=wide)
+    blank = _blank(q, k, v, mask, slopes, dtype=wide)
+    output, lse = blank.new_empty((*q.shape[:-1], v.shape[-1])), blank.new_empty(q.shape[:-1])
     mask, slopes = _grouped_extras(mask, slopes, k, wide)
     q, out, out_lse = (_by_group(x, k) for x in (q, output, lse[..., None]))
     for rows, tiles, shift in _tiles(plan):
@@ -175,6 +176,11 @@ def _tiled_forward(q, k, v, mask, slopes, plan: _Plan) -> tuple[Tensor, Tensor]:
     return output, lse
 
 
+def _blank(*tensors: Tensor | None, dtype: torch.dtype) -> Tensor:
+    "What to make empty tensors of: under `torch.vmap` they have room for what any of the tensors holds."
+    return sum(x.new_zeros((), dtype=dtype) for x in tensors if x is not None)
+
+
 def _grouped_extras(mask, slopes, k: Tensor, wide: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
     "Mask and slopes as views that broadcast over tiles by groups of heads."
     if mask is not None:
@@ -185,8 +191,9 @@ def _grouped_extras(mask, slopes, k: Tensor, wide: torch.dtype) -> tuple[Tensor 
 def _tiled_backward(q, k, v, mask, slopes, plan: _Plan, output, lse, d_output, d_lse, learned: bool) -> tuple:
     "Gradients of q, k, v and a learned mask, each tile computed anew from q, k and the log-sum-exp."
     wide = output.dtype
-    d_q, d_k, d_v = grads = [x.new_zeros(x.shape, dtype=wide) for x in (q, k, v)]
-    d_mask = mask.new_zeros(mask.shape, dtype=wide) if learned else None
+    blank = _blank(q, k, v, mask, slopes, output, d_output, d_lse, dtype=wide)
+    d_q, d_k, d_v = grads = [blank.new_zeros(x.shape) for x in (q, k, v)]
+    d_mask = blank.new_zeros(mask.shape) if learned else None
     if learned:
         d_added = _by_group(torch.atleast_2d(d_mask), k)
     d_lse = d_lse.masked_fill(lse == -math.inf, 0)  # where nothing was seen, nothing moves it
@@ -260,7 +267,7 @@ class _TiledGradients(torch.autograd.Function):
 def _check_flash(q, k, v, softcap, alibi_slopes, cu_seqlens_q, cu_seqlens_k, mask) -> None:
     "Raise for what no tiled attention can take besides what `_check_inputs` has refused already."
     if softcap is not None:
-        _check_number("softcap", softcap, "a positive finite number", lambda x: 0 < x < math.inf)
+        _check_number("softcap", softcap, "a positive finite number, 1e-30 to 1e30", lambda x: 1e-30 <= x <= 1e30)
     if alibi_slopes is not None:
         _check_slopes(alibi_slopes, q)
     lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
@@ -314,6 +321,8 @@ def _check_starts(name: str, starts, x: Tensor) -> None:
         numbers, total = starts.tolist(), x.shape[-2]
         if numbers[0] != 0 or numbers[-1] != total or sorted(numbers) != numbers:
             raise ValueError(f"{name} is {numbers}; expected to rise from 0 to the total length, {total}")
+    elif starts.is_meta or not torch.compiler.is_compiling() and torch._C._functorch.is_batchedtensor(starts):
+        raise ValueError(f"{name} is on meta or mapped over by vmap; its numbers must be readable")
 
 # %% ../nbs/12_tiling.ipynb #32ba30c1
 def tiled_attention(
@@ -338,7 +347,8 @@ def tiled_attention(
     `mask`, `causal` and `window` combine; tiles that `causal` or `window` hide whole are not visited.
     Computed in float32 at least, returned in the inputs' dtype. A query that may attend to
     nothing gets zeros and a log-sum-exp of -inf. What a mask hides must be finite. Gradients
-    compute each tile anew; there is no second derivative.
+    compute each tile anew; there is no second derivative. `torch.compile` unrolls the tiles,
+    anew for each length; it makes no single graph of packed sequences.
 
     Source: Dao 2023, Algorithms 1 and 2. Raises `TypeError` and `ValueError` for dtypes,
     devices, shapes and numbers that do not fit.
@@ -356,7 +366,8 @@ def tiled_attention(
     if cu_seqlens_q is not None:
         starts, key_starts = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
         spans = list(zip(starts, starts[1:], key_starts, key_starts[1:]))
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    softcap = None if softcap is None else float(softcap)
     plan = _Plan(spans, causal, window, scale, softcap, block_q, block_k)
     with _uncast(q):
         output, lse = _Tiled.apply(q, k, v, mask, alibi_slopes, plan)

@@ -202,11 +202,11 @@ def test_slopes_without_an_axis_for_the_batch_and_with_more_axes():
 
 
 @unchecked
-@pytest.mark.parametrize("scale", [0, 0.0, -0.7, 3, 1e-30])
+@pytest.mark.parametrize("scale", [0, 0.0, -0.7, 3, 1e-30, 10**30])
 def test_every_finite_scale(scale):
     q, k, v = qkv(kv=4)
     for causal in (False, True):
-        close(tiled_attention(q, k, v, causal=causal, scale=scale), dense(q, k, v, causal=causal, scale=scale)[0])
+        close(tiled_attention(q, k, v, causal=causal, scale=scale), dense(q, k, v, causal=causal, scale=float(scale))[0])
 
 
 @unchecked
@@ -441,6 +441,35 @@ def test_transforms_of_functions():
     close(torch.func.vmap(torch.func.grad(loss))(q, k, v), torch.func.grad(lambda *x: fused_attention(*x, causal=True).square().sum())(q, k, v))
 
 
+@unchecked
+@pytest.mark.parametrize("one", range(5))
+def test_one_input_alone_may_be_mapped_over(one):
+    "Whatever is written into must have room for all: with and without gradients, of which the others get the sum."
+    inputs = [*qkv(n_q=9, n_k=9), normal(4, 9, 9, seed=5), normal(4, seed=6).abs()]
+    stacked = torch.stack([inputs[one], 2 * inputs[one], 0 * inputs[one]])
+    axes = tuple(0 if i == one else None for i in range(5))
+
+    def run(q, k, v, mask, slopes):
+        return tiled_attention(q, k, v, mask, alibi_slopes=slopes, causal=True, softcap=3.0, return_lse=True, block_q=4, block_k=3)
+
+    def each(f):
+        return [f(*(x if i == one else y for i, y in enumerate(inputs))) for x in stacked]
+
+    for a, b in zip(torch.func.vmap(run, axes)(*inputs[:one], stacked, *inputs[one + 1 :]), zip(*each(run))):
+        close(a, torch.stack(b))
+    grad = torch.func.grad(lambda *x: run(*x)[0].square().sum(), argnums=(0, 1, 2, 3))
+    for a, b in zip(torch.func.vmap(grad, axes)(*inputs[:one], stacked, *inputs[one + 1 :]), zip(*each(grad))):
+        close(a, torch.stack(b))
+
+
+@unchecked
+def test_all_rows_of_the_jacobian_at_once():
+    inputs = [*qkv(1, 2, 1, 3, 4, d=2, d_v=2), normal(2, 1, 4, seed=5)]
+    ours, theirs = (torch.func.jacrev(f, argnums=(0, 1, 2, 3))(*inputs) for f in (tiled_attention, lambda *x: scaled_dot_product_attention(*x)[0]))
+    for a, b in zip(ours, theirs):
+        close(a, b)
+
+
 def test_compiles_in_one_graph():
     "In an interpreter of its own: the wrappers that check shapes in tests cannot be traced."
     code = """
@@ -563,6 +592,8 @@ packed = dict(cu_seqlens_q=cu, cu_seqlens_k=cu)
         (dict(softcap=-1.0), ValueError, "softcap=-1.0; expected a positive"),
         (dict(softcap=inf), ValueError, "softcap=inf; expected a positive finite number"),
         (dict(softcap=math.nan), ValueError, "softcap=nan"),
+        (dict(softcap=1e300), ValueError, "softcap=1e\\+300; expected a positive finite number, 1e-30 to 1e30"),  # inf in float32
+        (dict(softcap=5e-324), ValueError, "softcap=5e-324; expected a positive finite number, 1e-30 to 1e30"),  # 0 in float32
         (dict(softcap=True), TypeError, "softcap is a bool; expected a number"),
         (dict(softcap=torch.tensor(3.0)), TypeError, "softcap is a Tensor"),
         (dict(alibi_slopes=[0.5, 0.25]), TypeError, "alibi_slopes is list; expected a floating-point tensor"),
@@ -589,6 +620,15 @@ packed = dict(cu_seqlens_q=cu, cu_seqlens_k=cu)
 def test_wrong_options_are_named(options, error, message):
     with pytest.raises(error, match=message):
         tiled_attention(x, x, x, **options)
+
+
+@unchecked
+def test_starts_without_numbers_to_read_are_named():
+    meta = [y.to("meta") for y in (x, cu)]
+    with pytest.raises(ValueError, match="cu_seqlens_q is on meta or mapped over by vmap; its numbers must be readable"):
+        tiled_attention(*meta[:1] * 3, cu_seqlens_q=meta[1], cu_seqlens_k=meta[1])
+    with pytest.raises(ValueError, match="cu_seqlens_k is on meta or mapped over by vmap"):
+        torch.func.vmap(lambda starts: tiled_attention(x, x, x, cu_seqlens_q=cu, cu_seqlens_k=starts))(cu[None])
 
 
 @unchecked
