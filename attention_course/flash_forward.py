@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import torch
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from .attention import _check_inputs
 from .masking import _checked_flag, _check_size, _four_axes, fused_attention
@@ -705,6 +706,8 @@ def _launch(
     extras = any(extra is not None for extra in (keep, reach[0], softcap, slopes))
     block_m, block_n, warps, stages = tile or _tile(arch, q.dtype, max(width, width_v), extras)
     packed = starts_q is not None
+    if packed:  # the kernel reads them one after the other
+        starts_q, starts_k = starts_q.contiguous(), starts_k.contiguous()
     if tma is None:
         tma = arch in _WITH_TMA and q.dtype != torch.float32
     tma = tma and n_k > 0 and not packed and _describable(k) and _describable(v)
@@ -726,7 +729,7 @@ def _launch(
     size = abs(scale) if sign else 1.0
     strides = [_strides(x) for x in (q, k, v, output)]
     if not n_programs:
-        return output, lse
+        return output.to(dtype), lse
     with torch.cuda.device(q.device) if on_gpu else nullcontext():
         _flash_kernel[(n_programs,)](
             q,
@@ -760,8 +763,8 @@ def _interpreting() -> bool:
     return triton is not None and type(_flash_kernel).__name__ == "InterpretedFunction"
 
 
-def _why_not_triton(q: Tensor, k: Tensor, v: Tensor) -> str:
-    "Why the kernel cannot take these tensors; empty if it can."
+def _why_not_triton(q: Tensor, k: Tensor, v: Tensor, extras: tuple = (), softcap: float | None = None) -> str:
+    "Why the kernel cannot take these tensors, with a mask or slopes as extras; empty if it can."
     if triton is None:
         return "triton is not installed"
     if tuple(int(n) for n in triton.__version__.split(".")[:2]) < _OLDEST_TRITON:
@@ -784,18 +787,25 @@ def _why_not_triton(q: Tensor, k: Tensor, v: Tensor) -> str:
         return f"heads are {max(q.shape[-1], v.shape[-1])} wide, and a tile holds up to 256"
     if 0 in (q.shape[-1], v.shape[-1]):
         return "values have no width"
+    if softcap is not None and softcap > 1000:
+        return f"softcap is {softcap}, and beyond 1000 the kernel's tanh rounds too coarsely"
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return "a gradient is asked for, and this kernel has none yet"
     if torch.compiler.is_compiling():
         return "torch.compile is at work, and the kernel is no operator of torch yet"
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in (q, k, v)):
+    tensors = [x for x in (q, k, v, *extras) if x is not None]
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors):
         return "torch.func is at work"
+    if any(unpack_dual(x).tangent is not None for x in tensors):
+        return "a forward-mode derivative is asked for, and this kernel has none"
     return ""
 
 # %% ../nbs/13_flash_forward.ipynb #ab795d9a
 #| code-fold: true
 #| code-summary: How the path is chosen
-def _choose(backend: str, q: Tensor, k: Tensor, v: Tensor, special: str) -> tuple[str, str]:
+def _choose(
+    backend: str, q: Tensor, k: Tensor, v: Tensor, special: str, extras: tuple = (), softcap: float | None = None
+) -> tuple[str, str]:
     "The path that a call takes, and why; `special` names what torch's attention cannot do here."
     if backend not in ("auto", "triton", "torch", "tiled"):
         raise ValueError(f"backend={backend!r}; expected 'auto', 'triton', 'torch' or 'tiled'")
@@ -805,7 +815,7 @@ def _choose(backend: str, q: Tensor, k: Tensor, v: Tensor, special: str) -> tupl
         if special:
             raise ValueError(f"backend='torch': torch's attention has no {special}; use backend='tiled'")
         return "torch", "asked for"
-    problem = _why_not_triton(q, k, v)
+    problem = _why_not_triton(q, k, v, extras, softcap)
     if backend == "triton":
         if problem:
             raise ValueError(f"backend='triton': {problem}")
@@ -853,9 +863,12 @@ def flash_backend(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> tuple[str, str]:  # "triton", "torch" or "tiled"; and why
-    "The path that `flash_attention` takes for such a call. Raises as it does."
+    "The path that `flash_attention` takes for such a call. Raises as it does, except that it looks into no packed batch."
     _check_inputs(q, k, v, None, None, 0.0)
-    return _choose(backend, q, k, v, _special(softcap, alibi_slopes, cu_seqlens_q, return_lse))
+    _check_flash(q, k, v, softcap, alibi_slopes, None, None, None)
+    _checked_flag("return_lse", return_lse)
+    special = _special(softcap, alibi_slopes, cu_seqlens_q, return_lse)
+    return _choose(backend, q, k, v, special, (alibi_slopes,), softcap)
 
 # %% ../nbs/13_flash_forward.ipynb #efcff070
 #| code-fold: true
@@ -900,7 +913,8 @@ def flash_attention(
     if window is not None:
         _check_size("window", window, least=1)
 
-    path, why = _choose(backend, q, k, v, _special(softcap, alibi_slopes, cu_seqlens_q, return_lse))
+    special = _special(softcap, alibi_slopes, cu_seqlens_q, return_lse)
+    path, why = _choose(backend, q, k, v, special, (mask, alibi_slopes), softcap)
     if path != backend and path != "triton" and not torch.compiler.is_compiling():
         _say_once(path, why)
     if path == "torch":
@@ -911,13 +925,15 @@ def flash_attention(
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, return_lse=return_lse, block_q=128, block_k=128,
         )
     lead = q.shape[:-2]
+    # z.conj().imag and the like keep their minus sign beside their memory, and memory is all that the kernel reads.
+    q, k, v = (x.resolve_neg() for x in (q, k, v))
     if len(lead) != 2:
         q, k, v = (_four_axes(x, x.shape[:-2]) for x in (q, k, v))
     keep = slopes = None
     if mask is not None:
         keep = mask.expand(*lead[:-1], *[1] * len(lead[-1:]), 1, k.shape[-2]).reshape(q.shape[0], k.shape[-2])
     if alibi_slopes is not None:
-        slopes = alibi_slopes.expand(lead).reshape(q.shape[:2])
+        slopes = alibi_slopes.resolve_neg().expand(lead).reshape(q.shape[:2])
     far = q.shape[-2] + k.shape[-2]  # farther than any step
     back = None if window is None else min(window - 1, far)
     output, lse = _launch(

@@ -13,6 +13,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from attention_course import flash_attention, flash_backend, flash_forward, fused_attention, padding_mask, tiled_attention
 from attention_course.multi_head import MultiHeadAttention
@@ -181,6 +182,16 @@ def test_a_neighbour_in_the_pack_cannot_leak():
     assert torch.equal(kernel(q, k, v, cu_seqlens_q=starts, cu_seqlens_k=starts)[:, :, :7], alone)
 
 
+@needs_triton
+def test_starts_may_lie_apart_in_memory():
+    "The kernel reads one after the other; a column of a table would send it anywhere."
+    q, k, v = (draw(1, 2, 9, 16, seed=seed, dtype=torch.float32).to(DEVICE) for seed in range(3))
+    table = torch.tensor([[0, 1], [3, 0], [3, 5], [9, 2]], dtype=torch.int32, device=DEVICE)
+    starts = table[:, 0]
+    right = kernel(q, k, v, cu_seqlens_q=starts.clone(), cu_seqlens_k=starts.clone())
+    assert torch.equal(kernel(q, k, v, cu_seqlens_q=starts, cu_seqlens_k=starts), right)
+
+
 # --- what people reported --------------------------------------------------------------------------------------------
 
 
@@ -320,6 +331,13 @@ def test_rows_beyond_two_to_the_31_numbers():
 
 
 @needs_triton
+def test_a_minus_sign_that_is_not_in_memory_counts():
+    "torch flips the sign of z.conj().imag when it is read, not when it is made."
+    q, k, v, slopes = (torch.complex(x, x).conj().imag for x in (*(draw(1, 2, 9, 16, seed=s).float().to(DEVICE) for s in range(3)), torch.ones(2, device=DEVICE)))
+    assert q.is_neg() and torch.equal(kernel(q, k, v, alibi_slopes=slopes), kernel(*(x.resolve_neg() for x in (q, k, v)), alibi_slopes=slopes.resolve_neg()))
+
+
+@needs_triton
 def test_ten_runs_agree_to_the_bit():
     q, k, v = (draw(1, 2, 70, 16, seed=seed, dtype=torch.float16).to(DEVICE) for seed in range(3))
     first = kernel(q, k, v, causal=True)
@@ -351,6 +369,7 @@ def test_empty_tensors(shape):
     q, k = torch.ones(b, h, n_q, 16, device=DEVICE), torch.ones(b, h, n_k, 16, device=DEVICE)
     output, lse = kernel(q, k, k, return_lse=True)
     assert output.shape == q.shape and (output == 0).all() and lse.shape == q.shape[:-1] and (lse == -math.inf).all()
+    assert kernel(*(x.bfloat16() for x in (q, k, k))).dtype == torch.bfloat16
 
 
 @needs_triton
@@ -447,6 +466,8 @@ def test_reasons(monkeypatch):
         with torch.no_grad():
             assert why(small[0].clone().requires_grad_(), *small[1:]) == ""
         assert "meta" in why(*(x.to("meta") for x in small))
+        with forward_ad.dual_level():
+            assert "forward-mode" in why(forward_ad.make_dual(small[0], small[1]), *small[1:])
         with monkeypatch.context() as patch:
             patch.setattr(flash_forward.triton, "__version__", "3.1.0")
             assert "3.1.0 is too old" in why(*small)
@@ -458,6 +479,38 @@ def test_reasons(monkeypatch):
     with pytest.raises(ValueError, match="backend='triton': triton is not installed"):
         kernel(*small)
     assert torch.equal(flash_attention(*small), fused_attention(*small))
+
+
+@needs_triton
+@pytest.mark.parametrize("name", ["mask", "alibi_slopes"])
+def test_a_mask_or_slopes_that_are_mapped_over_are_not_for_the_kernel(name, no_shape_check):
+    each = {"mask": torch.tensor([True, False]).expand(3, 1, 1, 1, 2), "alibi_slopes": torch.ones(3, 2)}[name].to(DEVICE)
+    x = small[0][:, :, :2].to(DEVICE)
+    with pytest.raises(ValueError, match="backend='triton': torch.func is at work"):
+        torch.vmap(lambda y: kernel(x, x, x, **{name: y}))(each)
+    torch.testing.assert_close(torch.vmap(lambda y: flash_attention(x, x, x, **{name: y}))(each)[2], flash_attention(x, x, x, **{name: each[2]}))
+
+
+@needs_triton
+def test_a_soft_cap_too_large_for_the_kernel_goes_to_tiles():
+    "Its tanh is off by 1e-7, and the cap times that in a score."
+    with pytest.raises(ValueError, match="backend='triton': softcap is 10000.0, and beyond 1000"):
+        kernel(*(x.to(DEVICE) for x in small), softcap=1e4)
+    assert flash_backend(*(x.to(DEVICE) for x in small), softcap=1e4)[0] == "tiled"
+    for cap in (100.0, 1000.0):
+        lse = kernel(*(x.to(DEVICE) for x in small), softcap=cap, return_lse=True)[1]
+        assert (lse.cpu() - reference(*small, softcap=cap)[1]).abs().max() < cap * 3e-7
+
+
+@pytest.mark.usefixtures("no_shape_check")
+def test_what_a_call_refuses_its_path_refuses():
+    for asked in (dict(softcap=-1.0), dict(alibi_slopes=torch.ones(3)), dict(return_lse=1), dict(backend="cuda")):
+        said = []
+        for f in (flash_backend, flash_attention):
+            with pytest.raises((TypeError, ValueError)) as error:
+                f(*small, **asked)
+            said.append(str(error.value))
+        assert said[0] == said[1]
 
 
 def test_the_log_says_once_why_another_path_is_taken(caplog):
