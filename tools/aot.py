@@ -253,7 +253,8 @@ def row(case):
     "What the compiler made of a case. Run by a worker."
     kernel, arguments = flash(case)
     found = compile_kernel(kernel, arguments, case["sm"])
-    found["mma"] = found[TENSOR.get(case["sm"], "mma.sync")]
+    used = set(TENSOR.values()) if case["type"] == "float32" else {TENSOR.get(case["sm"], "mma.sync")}
+    found["mma"] = sum(found[instruction] for instruction in used)
     return {"tile": tile(case), **{name: found[name] for name in FIGURES}}
 
 
@@ -262,7 +263,12 @@ def row(case):
 # Bytes of stack that a case may need: those named here; none at widths 64 and 128 on sm_80 and sm_90; and elsewhere `FEW`,
 # for the assembler spills as many by itself, to let two blocks onto one multiprocessor.
 FEW = 32
-MAY_SPILL = {}
+MAY_SPILL = {
+    "sm_90 bfloat16 d=128 unaligned": 48,
+    "sm_100 bfloat16 d=64 packed": 72,
+    "sm_100 bfloat16 d=128 packed": 104,
+    "sm_100 bfloat16 d=80 causal": 56,
+}
 
 
 def may_spill(case):
@@ -279,6 +285,8 @@ def broken(row):
         found.append(f"{row['stack']} bytes of stack; at most {may_spill(row)} are allowed")
     if not row["mma"] and row["type"] != "float32" and row["sm"] in TENSOR and row["call"] != "1-rows":
         found.append(f"no {TENSOR[row['sm']]}: the tensor cores idle")
+    if row["mma"] and row["type"] == "float32":
+        found.append(f"{row['mma']} products of float32 numbers on tensor cores, which round them")
     if row["linear"] and row["sm"] == 90:
         found.append(f"{row['linear']} tiles stored by the layout #linear, which Triton 3.4 to 3.7 may miscompile for sm_90")
     if not row["tma"] and expects_tma(row):

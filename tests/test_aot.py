@@ -1,0 +1,202 @@
+"""The kernels as they are compiled for GPUs that are not here: a few cases, the kept figures, and that `make aot` can fail."""
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.checkout
+pytest.importorskip("triton", reason="triton is not installed")
+if sys.platform != "linux":
+    pytest.skip("triton compiles on Linux", allow_module_level=True)
+
+ROOT = Path(__file__).parents[1]
+spec = importlib.util.spec_from_file_location("aot", ROOT / "tools" / "aot.py")
+aot = importlib.util.module_from_spec(spec)
+sys.modules["aot"] = aot
+spec.loader.exec_module(aot)
+
+import attention_course
+from attention_course import flash_forward
+
+KEPT = json.loads((ROOT / "attention_course" / "results" / "flash-aot.json").read_text(encoding="utf-8"))
+AGAIN = "the kernel or its tiles have changed: run `make aot`"
+
+
+def case(sm, d, call, kind="bfloat16"):
+    return {"sm": sm, "type": kind, "d": d, "call": call}
+
+
+def kept(case):
+    (row,) = [row for row in KEPT["rows"] if case.items() <= row.items()]
+    return row
+
+
+# --- the kept figures ------------------------------------------------------------------
+
+
+def test_the_kept_figures_are_whole_and_say_where_they_come_from():
+    assert (KEPT["benchmark"], KEPT["hardware"]["kind"], KEPT["says"]) == ("flash", "aot", aot.SAYS)
+    assert {"python", "torch", "triton", "ptxas", "attention_course"} <= set(KEPT["versions"])
+    assert KEPT["complete"] is True and KEPT["quick"] is False, "only whole runs are kept"
+    assert [aot.name(row) for row in KEPT["rows"]] == list(map(aot.name, aot.cases())), AGAIN
+    assert KEPT["kernel"] == aot.fingerprint(), AGAIN
+    assert "triton" in attention_course.measured("flash-aot")["line"]
+
+
+def test_the_kept_figures_keep_within_the_limits():
+    assert [fault for row in KEPT["rows"] for fault in aot.broken(row)] == []
+    stack = {aot.name(row): row["stack"] for row in KEPT["rows"]}
+    assert {name: most for name, most in aot.MAY_SPILL.items() if stack.get(name) != most} == {}, "leave that is not needed"
+
+
+def test_the_kept_figures_are_of_the_tiles_that_the_library_takes_today():
+    seen = set()
+    for row in KEPT["rows"]:
+        if (entry := (row["sm"], row["type"], row["d"], row["call"] in ("window", "everything"))) not in seen:
+            seen.add(entry)
+            assert row["tile"] == aot.tile({name: row[name] for name in ("sm", "type", "d", "call")}), f"{aot.name(row)}: {AGAIN}"
+
+
+def test_another_tile_is_noticed(monkeypatch):
+    assert aot.tile(case(90, 64, "causal")) == kept(case(90, 64, "causal"))["tile"]
+    monkeypatch.setitem(flash_forward._TILES[90]["half"], 64, (64, 32, 4, 2))
+    assert aot.tile(case(90, 64, "causal")) == "64,32,4,2" != kept(case(90, 64, "causal"))["tile"]
+
+
+# --- a few, compiled now ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory):
+    worker = aot.Worker(str(tmp_path_factory.mktemp("triton")))
+    yield worker
+    worker.stop()
+
+
+FEW = [case(sm, d, "causal") for sm in (80, 90, 100) for d in (64, 128)] + [case(90, 64, "everything"), case(80, 32, "causal", "float32")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("few", FEW, ids=aot.name)
+def test_a_case_compiles_to_what_was_kept_and_keeps_within_the_limits(worker, few):
+    row = {**few, **worker(few)}
+    assert "error" not in row, row["error"]
+    assert aot.broken(row) == []
+    if aot.versions()["triton"] == KEPT["versions"]["triton"]:
+        assert {**row, "seconds": 0} == {**kept(few), "seconds": 0}, AGAIN
+
+
+# --- the call of a case ----------------------------------------------------------------
+
+
+def test_a_case_is_a_call_of_the_library():
+    "Kind of numbers, path and features are those of the call, and nothing is run."
+    kernel, call = aot.flash(case(90, 64, "everything", "float16"))
+    assert kernel is flash_forward._flash_kernel
+    assert all(call[name] for name in ("BACK", "AHEAD", "KEEP", "CAP", "ALIBI", "WANT_LSE", "TMA")) and not call["EVEN"]
+    assert call["K"].block_shape == [1, 1, call["BLOCK_N"], 64] and call["Q"].dtype == torch.float16
+    _, call = aot.flash(case(80, 256, "full", "float32"))
+    assert not any(call[name] for name in ("BACK", "AHEAD", "KEEP", "CAP", "ALIBI", "TMA")) and call["EVEN"] and call["PRECISION"] == "ieee"
+    _, call = aot.flash(case(90, 128, "packed"))
+    assert call["PACKED"] and not call["TMA"]
+    _, call = aot.flash(case(90, 128, "8-specialised"))
+    assert call["num_warps"] == 4 and call["CAUSAL"]
+    _, call = aot.flash(case(80, 64, "d_v=128"))
+    assert (call["WIDTH"], call["WIDTH_V"], call["D_V"]) == (64, 128, 128)
+
+
+@pytest.mark.parametrize("call", ["causal", "packed", "unaligned"])
+@pytest.mark.parametrize("sm", [80, 90, 120])
+def test_tiles_are_fetched_by_the_copying_engine_exactly_where_the_table_expects_it(sm, call):
+    assert aot.flash(case(sm, 64, call))[1]["TMA"] == aot.expects_tma(case(sm, 64, call))
+
+
+def test_an_address_is_as_even_as_that_of_the_tensor():
+    x = torch.empty(8, 8, dtype=torch.bfloat16, device="meta")
+    assert aot.example(x).data_ptr() == 0 and aot.example(x[0, 1:]).data_ptr() == 2
+    assert aot.example((x, None, 3))[1:] == (None, 3) and aot.example(torch.float16).dtype == torch.float16
+
+
+# --- it can fail -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change, says", [
+    ({"shared": 232449}, "232449 bytes of shared memory; a block on sm_90 has 232448"),
+    ({"stack": 8}, "8 bytes of stack; at most 0"),
+    ({"sm": 100, "stack": 40}, "40 bytes of stack; at most 32"),
+    ({"mma": 0}, "no wgmma.mma_async: the tensor cores idle"),
+    ({"linear": 1}, "1 tiles stored by the layout #linear"),
+    ({"tma": 0}, "no tile is fetched by the copying engine"),
+    ({"type": "float32", "mma": 0, "tma": 0}, ""),
+    ({"type": "float32", "mma": 12, "tma": 0}, "12 products of float32 numbers on tensor cores, which round them"),
+    ({"call": "packed", "tma": 0}, ""),
+])  # fmt: skip
+def test_a_broken_limit_is_named(change, says):
+    row = {**case(90, 64, "causal"), "registers": 200, "stack": 0, "shared": 115712, "mma": 24, "tma": 8, "cp_async": 0, "linear": 0}
+    assert aot.broken(row) == aot.broken({**row, "sm": 100, "stack": 32}) == []
+    faults = aot.broken({**row, **change})
+    assert len(faults) == bool(says) and all(fault.startswith(f"{aot.name({**row, **change})}: ") and says in fault for fault in faults)
+
+
+def test_a_compiler_that_breaks_down_takes_no_other_case_along(tmp_path):
+    code = "import os, sys\nfor line in sys.stdin:\n    'causal' in line and (print('LLVM ERROR', file=sys.stderr, flush=True), os.abort())\n    print('{\"ok\": 1}', flush=True)"
+    workers = [aot.Worker(str(tmp_path), (sys.executable, "-c", code))]
+    found = {aot.name(case): row for case, row in aot.compiled([case(90, 64, call) for call in ("full", "causal", "ragged")], workers)}
+    assert found["sm_90 bfloat16 d=64 full"] == found["sm_90 bfloat16 d=64 ragged"] == {"ok": 1}
+    assert found["sm_90 bfloat16 d=64 causal"] == {"error": "the compiler broke down (exit status -6): LLVM ERROR"}
+
+
+def test_a_stuck_compiler_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(aot, "PATIENCE", 0.5)
+    worker = aot.Worker(str(tmp_path), (sys.executable, "-c", "import time; time.sleep(60)"))
+    assert "exit status -9" in worker(case(90, 64, "full"))["error"]
+
+
+def script(*arguments, **environment):
+    return subprocess.run([sys.executable, ROOT / "tools" / "aot.py", *map(str, arguments)], capture_output=True, text=True,
+                          env={**os.environ, **environment})  # fmt: skip
+
+
+def test_unknown_words_are_refused_and_cases_listed(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["aot.py", "--only", "sm_91"])
+    with pytest.raises(SystemExit) as stop:
+        aot.main()
+    assert stop.value.code == 2 and "no case has all of the words 'sm_91'" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["aot.py", "--only", "float32 sm_90 causal", "--list"])
+    assert aot.main() == 0
+    assert capsys.readouterr().out.split("\n")[:2] == ["sm_90 float32 d=16 causal", "sm_90 float32 d=32 causal"]
+
+
+@pytest.mark.slow
+def test_a_run_writes_rows_names_the_limit_that_broke_and_resumes(tmp_path, monkeypatch, capsys):
+    "The interpreter of the other tests is not in the workers' environment."
+    words = "sm_80 bfloat16 d=16 causal"
+    monkeypatch.setattr(sys, "argv", ["aot.py", "--only", words, "--out", str(tmp_path)])
+    assert aot.main() == 0
+    found = json.loads((tmp_path / "flash-aot.json").read_text())
+    assert found["complete"] is False and [aot.name(row) for row in found["rows"]] == [words]
+    assert all(isinstance(x, str) or math.isfinite(x) for x in found["rows"][0].values())
+    monkeypatch.setitem(aot.SHARED, 80, 1)
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--resume"])
+    monkeypatch.setattr(aot, "Worker", None)  # nothing is left to compile
+    assert aot.main() == 1
+    assert f"{words}: {found['rows'][0]['shared']} bytes of shared memory; a block on sm_80 has 1024" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_kernel_that_cannot_be_compiled_is_a_fault_of_its_case_and_not_the_end_of_the_run(tmp_path):
+    "Here the assembler knows its version, and refuses everything else."
+    from triton import knobs
+
+    assembler = tmp_path / "ptxas"
+    assembler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {knobs.nvidia.ptxas.path} --version\necho no >&2; exit 255\n')
+    assembler.chmod(0o755)
+    done = script("--only", "sm_80 bfloat16 d=16", "--out", tmp_path, TRITON_PTXAS_PATH=str(assembler))
+    assert done.returncode == 1 and "2 cases, 2 faults" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.count("sm_80 bfloat16 d=16 causal: PTXASError: ") == 2  # as it comes, and at the end
