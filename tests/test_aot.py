@@ -11,7 +11,7 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.checkout
-pytest.importorskip("triton", reason="triton is not installed")
+pytest.importorskip("triton", minversion="3.4")
 if sys.platform != "linux":
     pytest.skip("triton compiles on Linux", allow_module_level=True)
 

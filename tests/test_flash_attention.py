@@ -17,13 +17,13 @@ from torch.autograd import forward_ad
 
 from attention_course import flash_attention, flash_backend, flash_forward, fused_attention, padding_mask, tiled_attention
 from attention_course.multi_head import MultiHeadAttention
-from variants import draw, pairwise
+from variants import KERNELS, draw, pairwise
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LONG = os.environ.get("INTERPRET") == "all"
 # Absolute, for values of about 1: one rounding of the weights and one of the result.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-needs_triton = pytest.mark.skipif(flash_forward.triton is None, reason="triton is not installed")
+needs_triton = pytest.mark.skipif(not KERNELS, reason="triton 3.4 or newer is not installed")
 kernel = partial(flash_attention, backend="triton")
 
 
@@ -458,7 +458,7 @@ def test_reasons(monkeypatch):
     def why(*args):
         return flash_forward._why_not_triton(*args)
 
-    if flash_forward.triton is not None:
+    if KERNELS:
         assert why(*small) == ""
         assert "float64" in why(*(x.double() for x in small))
         assert "257 wide" in why(*(torch.ones(1, 1, 2, 257),) * 3)

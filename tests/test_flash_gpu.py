@@ -14,7 +14,7 @@ import torch
 
 from attention_course import flash_attention, flash_backend, flash_forward, tiled_attention
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.4")
 HERE = torch.cuda.is_available()
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="no GPU")]
 interpreted = pytest.mark.skipif(HERE, reason="kernels are compiled here")

@@ -21,7 +21,7 @@ import gpu
 import gpu_tiles
 import measure
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.4")
 slow = pytest.mark.slow
 
 

@@ -2,11 +2,8 @@
 import pytest
 import torch
 
+pytest.importorskip("triton", minversion="3.4")
 from attention_course import flash_forward, tiled_attention
-
-if flash_forward.triton is None:
-    pytest.skip("there is no triton", allow_module_level=True)
-
 from attention_course.flash_forward import _RUNGS, _rung_tile, _run_rung, _why_not_rung
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

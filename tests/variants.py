@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from einops import rearrange
 
 from attention_course.attention import scaled_dot_product_attention
-from attention_course.flash_forward import flash_attention, triton
+from attention_course.flash_forward import _OLDEST_TRITON, flash_attention, triton
 from attention_course.masking import (
     causal_mask, combine_masks, document_mask, fused_attention, padding_mask, prefix_mask, to_additive, window_mask,
 )
@@ -24,6 +24,7 @@ from attention_course.positions import RotaryPositions, reorder_rotary
 from attention_course.tiling import tiled_attention
 from attention_course.transformer import KVCache
 
+KERNELS = triton is not None and tuple(map(int, triton.__version__.split(".")[:2])) >= _OLDEST_TRITON
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 HALVES = (torch.float16, torch.bfloat16)
 FEATURES = ("grouped", "d_v", "scale")  # fewer key/value heads, values of another width, scores scaled otherwise
@@ -525,7 +526,7 @@ VARIANTS = [
     *[  # in Python on a CPU, where no GPU is
         Variant("flash_triton", kernel, masks=PADDING, features=FEATURES, dtypes=DTYPES[1:], drops=False, ours=False, thorough=False,
                 lacks=no_bias | {torch.float64: "float64"}, heads=((1, 2, 2), (2, 1, 1), (1, 4, 2)))
-    ] * (triton is not None),
+    ] * KERNELS,
     Variant("module_split", module, **of_module),
     Variant("module_fused", partial(module, fused=True), **of_module),
     Variant("module_to_fused", partial(module, convert=MultiHeadAttention.fuse), **of_module, thorough=False),
