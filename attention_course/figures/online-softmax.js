@@ -74,7 +74,7 @@ const FIGURE = (kit, root, data) => {
     h('style', {}, `
       .controls { display: grid; gap: 0 32px } .row { margin: 4px 0 8px }
       .reading { margin: 8px 0 14px; min-height: 4.2em; font-size: 1.08em }
-      button:disabled { opacity: .5; cursor: default }
+      button:disabled { color: inherit; border-style: dashed; cursor: default }
       .when { font-size: .85em } .first { border-top: 2px solid currentColor !important } .now th { font-weight: 700 }
       .state { margin-top: 14px } .state td, .state th { height: 30px }
       @container (min-width: 560px) { .controls { grid-template-columns: 1fr 1fr } .reading { min-height: 1.4em } }`),
