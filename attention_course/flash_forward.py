@@ -57,6 +57,14 @@ _KERNELS = {
 _FIRST_TILE = 64, 64, 4, 2  # as `_TILES`: the guess of rungs 2 to 4
 
 
+def _arch(device: torch.device) -> int | None:
+    "A GPU's compute capability as one number, such as 80 for 8.0; `None` where there is no GPU."
+    if device.type != "cuda":
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
@@ -111,10 +119,7 @@ def _run_rung(
     kernel = globals()[_KERNELS[name[0]]]
     if triton is None or not (q.is_cuda or type(kernel).__name__ == "InterpretedFunction"):
         raise ValueError(f"rung {name} needs triton, and a GPU or triton's interpreter")
-    arch = None
-    if q.is_cuda:
-        major, minor = torch.cuda.get_device_capability(q.device)
-        arch = 10 * major + minor
+    arch = _arch(q.device)
     if problem := _why_not_rung(name, arch):
         raise ValueError(f"rung {name} does not run here: {problem}")
     dtype, shape = q.dtype, q.shape
@@ -702,7 +707,7 @@ def _launch(
     dtype, on_gpu = q.dtype, q.is_cuda
     if dtype == torch.bfloat16 and not on_gpu:  # the interpreter's bfloat16 is wrong
         q, k, v = q.float(), k.float(), v.float()
-    arch = 10 * torch.cuda.get_device_capability(q.device)[0] + torch.cuda.get_device_capability(q.device)[1] if on_gpu else 80
+    arch = _arch(q.device) or 80
     width, width_v = _widths(d, d_v)
     extras = any(extra is not None for extra in (keep, reach[0], softcap, slopes))
     block_m, block_n, warps, stages = tile or _tile(arch, q.dtype, max(width, width_v), extras)
@@ -773,9 +778,8 @@ def _why_not_triton(q: Tensor, k: Tensor, v: Tensor, extras: tuple = (), softcap
     if q.device.type == "cuda":
         if torch.version.hip:
             return "the kernel was not written for AMD GPUs"
-        major, minor = torch.cuda.get_device_capability(q.device)
-        if major < 8:
-            return f"this GPU is sm_{major}{minor}, and the kernel needs sm_80 or newer"
+        if _arch(q.device) < 80:
+            return f"this GPU is sm_{_arch(q.device)}, and the kernel needs sm_80 or newer"
         if _interpreting():
             return "TRITON_INTERPRET is set, and the tensors are on a GPU"
     elif q.device.type != "cpu":

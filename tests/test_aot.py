@@ -1,5 +1,4 @@
 """The kernels as they are compiled for GPUs that are not here: a few cases, the kept figures, and that `make aot` can fail."""
-import importlib.util
 import json
 import math
 import os
@@ -16,11 +15,9 @@ if sys.platform != "linux":
     pytest.skip("triton compiles on Linux", allow_module_level=True)
 
 ROOT = Path(__file__).parents[1]
-spec = importlib.util.spec_from_file_location("aot", ROOT / "tools" / "aot.py")
-aot = importlib.util.module_from_spec(spec)
-sys.modules["aot"] = aot
-spec.loader.exec_module(aot)
-
+sys.path.insert(0, str(ROOT / "tools"))
+import aot
+import aot_tiles
 import attention_course
 from attention_course import flash_forward
 
@@ -90,6 +87,12 @@ def test_a_case_compiles_to_what_was_kept_and_keeps_within_the_limits(worker, fe
     assert aot.broken(row) == []
     if aot.versions()["triton"] == KEPT["versions"]["triton"]:
         assert {**row, "seconds": 0} == {**kept(few), "seconds": 0}, AGAIN
+
+
+def test_the_good_and_bad_tiles_are_of_todays_kernels_too():
+    tiles = json.loads((ROOT / "attention_course" / "results" / "tiles-aot.json").read_text(encoding="utf-8"))
+    assert tiles["complete"] and tiles["kernel"] == aot.fingerprint(), "run tools/aot_tiles.py"
+    assert [{name: row[name] for name in ("sm", "d", "tile")} for row in tiles["rows"]] == list(aot_tiles.cases())
 
 
 # --- the call of a case ----------------------------------------------------------------

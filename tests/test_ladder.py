@@ -7,7 +7,7 @@ from attention_course import flash_forward, tiled_attention
 from attention_course.flash_forward import _RUNGS, _rung_tile, _run_rung, _why_not_rung
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-ARCH = 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1] if DEVICE == "cuda" else None
+ARCH = flash_forward._arch(torch.device(DEVICE))
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3}
 
 

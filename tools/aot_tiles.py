@@ -7,7 +7,6 @@ there is, is what the chapter shows. tools/aot.py has the limits, for the kernel
 """
 import argparse
 import datetime
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -45,17 +44,6 @@ def row(case):
     return {**{name: found[name] for name in ("registers", "stack", "shared")}, "fits": found["shared"] <= 1024 * aot.SHARED[case["sm"]]}
 
 
-def work():
-    "A process of its own, as in tools/aot.py: a case per line of standard input, its row per line of standard output."
-    answers, sys.stdout = sys.stdout, sys.stderr
-    for line in sys.stdin:
-        try:
-            answer = row(json.loads(line))
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=answers, flush=True)
-
-
 def main():
     parser = argparse.ArgumentParser(description="Compile one kernel with good and bad tiles for GPUs that are not here.")
     parser.add_argument("--out", type=Path, default=measure.RESULTS, help="where to write (attention_course/results)")
@@ -63,6 +51,7 @@ def main():
     about = {
         "benchmark": "tiles", "says": SAYS, "hardware": {"kind": "aot", "name": "compiled for GPUs that were not there"},
         "threads": 1, "versions": aot.versions(), "date": datetime.date.today().isoformat(), "quick": False,
+        "kernel": aot.fingerprint(),
     }  # fmt: skip
     results = measure.Results(options.out / "tiles-aot.json", about)
     faults, chosen = [], list(cases())
@@ -79,4 +68,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(work() if "--worker" in sys.argv else main())
+    sys.exit(aot.work(row) if "--worker" in sys.argv else main())
