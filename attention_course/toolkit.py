@@ -325,11 +325,15 @@ def _difference(answer: Tensor, right: Tensor, axes: Sequence[str], tolerance: f
 
 
 def _given(reference: Callable, args: tuple) -> str:
-    "The arguments in words, if all of them are plain numbers, for the front of a message."
-    if not args or not all(isinstance(a, int | float) for a in args):
+    "The arguments in words, if all of them are plain numbers or a few of them, for the front of a message."
+
+    def plain(a):
+        return isinstance(a, int | float) or isinstance(a, tuple | list) and len(a) < 9 and all(map(plain, a))
+
+    if not args or not all(map(plain, args)):
         return ""
     names = list(inspect.signature(reference).parameters)
-    named = zip(names, args) if len(names) == len(args) else ()
+    named = zip(names, args) if len(names) >= len(args) else ()  # it may have options of its own
     return f"for {', '.join(f'{name} = {a}' for name, a in named) or ', '.join(map(str, args))}: "
 
 

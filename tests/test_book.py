@@ -86,6 +86,7 @@ def test_nothing_raw_shows(name):
         (r"\{(?:note|admonition|figure|math|ref|doc|cite\S*|eq|numref|exercise|solution|py:\w+|eval-rst)\}", "a directive or role"),
         (r"show_doc\(", "a call of show_doc"),
         (r"Traceback \(most recent call last\)", "a traceback"),
+        (r"(?m)^.*/site-packages/.*Warning: ", "a warning, and where it comes from"),
     ):
         found = re.search(raw, text)
         assert not found, f"{what} shows: {text[max(0, found.start() - 60):found.end() + 60]!r}"

@@ -9,6 +9,7 @@ __all__ = []
 import math
 import re
 from collections.abc import Callable
+from functools import wraps
 
 import torch
 
@@ -24,7 +25,7 @@ def _numbers_of(attempt: Callable, names: str, reference: Callable, cases, slips
             raise ValueError(f"it returned {answer!r}; expected {many} numbers, ({names})")
 
     def as_tensor(f):
-        return lambda *args: torch.tensor([int(x) for x in f(*args)])
+        return wraps(f)(lambda *args: torch.tensor([int(x) for x in f(*args)]))  # messages name its arguments
 
     def tried(*args):
         return torch.as_tensor([float(x) for x in attempt(*args)])
@@ -44,11 +45,12 @@ def _bounds(attempt):
 
     return _numbers_of(
         attempt, "clear, end", right,
-        [(0, 16, 16, 64, 64), (2, 16, 8, 64, 64), (1, 16, 16, 24, 70), (3, 16, 8, 60, 60), (0, 16, 4, 40, 30), (0, 16, 8, 40, 10), (1, 8, 8, 15, 16), (2, 32, 16, 70, 70)],
+        [(0, 16, 16, 64, 64), (0, 16, 8, 16, 23), (2, 16, 8, 64, 64), (1, 16, 16, 24, 70), (3, 16, 8, 60, 60), (0, 16, 4, 40, 30), (0, 16, 8, 40, 10), (1, 8, 8, 15, 16), (2, 32, 16, 70, 70)],
         slips={
             "this is upper left: the queries are the last of the n_k positions, so query 0 stands at n_k - n_q": lambda *a: right(*a, shift=0),
             "`clear` counts what the last query of the block sees; all of them must see it, the first one, too": lambda *a: right(*a, whole=True),
             "a query sees itself: one key more": lambda *a: right(*a, seen=0),
+            "`clear`: the first query sees itself, too, so it sees its place + 1 keys": lambda block, m, n, n_q, n_k: (min(max(block * m + n_k - n_q, 0), n_k) // n * n, right(block, m, n, n_q, n_k)[1]),
             "`clear` is not a multiple of block_n: round it down": lambda block, m, n, n_q, n_k: (min(max(block * m + n_k - n_q + 1, 0), n_k), right(block, m, n, n_q, n_k)[1]),
             "`end` is a number of keys, and need not be a multiple of block_n": lambda block, m, n, n_q, n_k: (right(block, m, n, n_q, n_k)[0], -(-right(block, m, n, n_q, n_k)[1] // n) * n),
             "these are numbers of blocks; expected numbers of keys": lambda block, m, n, n_q, n_k: (right(block, m, n, n_q, n_k)[0] // n, -(-right(block, m, n, n_q, n_k)[1] // n)),
@@ -72,13 +74,16 @@ def _base(attempt):
     return compare(
         attempt,
         right,
-        [(m, s, 0.7), (m, s, 2.0), (*seen, 0.3), (m[1:3] - 6, -s[:2].abs() - 1, 0.5)],
+        [(m, s, 0.7), (m, s, 2.0), (*seen, 0.3), (m[1:3] - 6, -s[:2].abs() - 1, 0.5), (m - 9, s, 0.7)],
         slips={
             "a row that has seen nothing yet keeps -inf, and -inf minus -inf is NaN: subtract 0 there": lambda m, s, f: torch.maximum(m, s.amax(-1) * f),
             "the maximum of this tile alone: what was seen before counts as well": lambda m, s, f: (s.amax(-1) * f).masked_fill(s.amax(-1) == -inf, 0),
             "`s` still wants the factor, `m` has it already": lambda m, s, f: torch.maximum(m, s.amax(-1)).masked_fill(torch.maximum(m, s.amax(-1)) == -inf, 0),
             "`m` has the factor in it already": lambda m, s, f: (torch.maximum(m, s.amax(-1)) * f).nan_to_num(neginf=0.0),
             "0 only where nothing was seen; elsewhere a maximum may well be negative": lambda m, s, f: torch.maximum(m, s.amax(-1) * f).clamp(min=0),
+            "a tile that shows a row nothing leaves the old maximum as it is, also a negative one": lambda m, s, f: torch.maximum(m, (s.amax(-1) * f).masked_fill(s.amax(-1) == -inf, 0)),
+            "this tile counts as well: it may hold a larger exponent than `m`": lambda m, s, f: m.masked_fill(m == -inf, 0),
+            "any finite number would do for a row that has seen nothing; the exercise asks for 0": lambda m, s, f: torch.maximum(m, s.amax(-1) * f).clamp(min=-1e30),
             "the maximum runs over the keys, the last axis; one number for each row": lambda m, s, f: torch.maximum(m, s.max() * f),
         },
         axes=("row",),
@@ -113,6 +118,8 @@ def _place(attempt):
             "the last block of queries goes first": lambda *a: right(*a, forwards=True),
             "a program's neighbour is the next head, with the same block; here it is the next block of the same head": by_block,
             "heads are numbered through the batch: sequence 0 has the first n_heads": heads_first,
+            "head: count it inside its sequence, from 0 to n_heads - 1": lambda *a: (right(*a)[0], a[0] % (a[1] * a[2]), *right(*a)[2:]),
+            "blocks are numbered from 0: the last one is n_blocks - 1": lambda *a: (*right(*a)[:3], right(*a)[3] + 1),
         },
     )  # fmt: skip
 
@@ -132,7 +139,7 @@ def _wraps(attempt):
         [
             ((2, 4, 10, 16), (640, 160, 16, 1)), ((8, 64, 65536, 128), (2**29, 2**23, 128, 1)), ((8, 64, 65536, 128), (0, 2**23, 128, 1)),
             ((1, 1, 2, 1), (1, 1, last, 1)), ((1, 1, 2, 2), (1, 1, last, 1)), ((1, 1, 2, 16), (2**40, 2**40, 2**30, 1)),
-            ((1, 1, 3, 16), (1, 1, 2**30, 1)), ((1, 4, 2**20, 256), (2**30, 2**28, 256, 1)), ((1, 1, 2**24, 128), (2**31, 2**31, 128, 1)),
+            ((1, 1, 2, 1), (1, 1, 2**31, 1)), ((1, 2, 2, 1), (1, 2**30, 2**30, 1)), ((1, 1, 3, 16), (1, 1, 2**30, 1)), ((1, 4, 2**20, 256), (2**30, 2**28, 256, 1)), ((1, 1, 2**24, 128), (2**31, 2**31, 128, 1)),
             ((64, 32, 2**20, 64), (0, 0, 64, 1)), ((1, 1, 2**23 + 8, 128), (0, 0, 128, 1)), ((1, 1, 2**22 + 8, 128), (0, 0, 128, 1)),
         ],
         slips={
@@ -141,6 +148,9 @@ def _wraps(attempt):
             "strides count numbers, not bytes": lambda shape, strides: torch.tensor(2 * far(shape, strides) > last),
             "strides count numbers, not bytes; and float32 is one case of several": lambda shape, strides: torch.tensor(4 * far(shape, strides) > last),
             "a signed number of 32 bits ends at 2**31 - 1": lambda shape, strides: torch.tensor(far(shape, strides) > 2**32 - 1),
+            "the steps along all axes add up: the last number lies at the far end of each": lambda shape, strides: torch.tensor(max((n - 1) * step for n, step in zip(shape, strides)) > last),
+            "the last axis counts as well": lambda shape, strides: torch.tensor(far(shape[:-1], strides[:-1]) > last),
+            "2**31 itself no longer fits": lambda shape, strides: torch.tensor(far(shape, strides) > 2**31),
             "2**31 - 1 itself still fits": lambda shape, strides: torch.tensor(far(shape, strides) >= last),
             "True means that it goes wrong": lambda shape, strides: ~right(shape, strides),
         },
@@ -153,8 +163,8 @@ def _sequence(attempt):
         s = max(s for s in range(len(starts) - 1) if (begins[s] < block if strict else begins[s] <= block) or s == 0)
         return s, block - begins[s]
 
-    def right(block, starts, m):
-        return search(block, starts, [start // m + s for s, start in enumerate(starts)])
+    def right(block, starts, block_m):
+        return search(block, starts, [start // block_m + s for s, start in enumerate(starts)])
 
     def exact(block, starts, m):
         begins = [0]
@@ -197,6 +207,7 @@ def _rate(attempt):
             "a multiplication and an addition are two operations": lambda *a: right(*a, each=1),
             "with a causal mask half of it counts": lambda *a: right(*a, half=1),
             "there are two products: the second has sums over n_k, and d_v columns": lambda s, b, h, n_q, n_k, d, d_v, c: right(s, b, h, n_q, n_k, d, 0, c),
+            "queries and keys have a width of their own, d": lambda s, b, h, n_q, n_k, d, d_v, c: right(s, b, h, n_q, n_k, d_v, d_v, c),
             "values have a width of their own, d_v": lambda s, b, h, n_q, n_k, d, d_v, c: right(s, b, h, n_q, n_k, d, d, c),
             "there are n_q · n_k scores, not n_q²": lambda s, b, h, n_q, n_k, d, d_v, c: right(s, b, h, n_q, n_q, d, d_v, c),
             "each head of each sequence does that": lambda s, b, h, n_q, n_k, d, d_v, c: right(s, 1, 1, n_q, n_k, d, d_v, c),
