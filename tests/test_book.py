@@ -87,6 +87,7 @@ def test_nothing_raw_shows(name):
         (r"show_doc\(", "a call of show_doc"),
         (r"Traceback \(most recent call last\)", "a traceback"),
         (r"(?m)^.*/site-packages/.*Warning: ", "a warning, and where it comes from"),
+        (r"(?:-?\d\.\d{4}(?:e[+-]\d\d)?[\[\],\s]+){60}", "a screenful of numbers"),
     ):
         found = re.search(raw, text)
         assert not found, f"{what} shows: {text[max(0, found.start() - 60):found.end() + 60]!r}"

@@ -34,6 +34,11 @@ def cells(path, kind="code"):
     return ["".join(c["source"]) for c in json.loads(path.read_text())["cells"] if c["cell_type"] == kind]
 
 
+def parsed(source):
+    "A cell as Python sees it, without the lines that only Jupyter understands."
+    return ast.parse(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", source))
+
+
 def name(path):
     return str(path.relative_to(ROOT))
 
@@ -182,14 +187,25 @@ def test_a_page_imports_only_what_colab_and_the_package_have(path):
     for source in cells(path):
         if "show_doc" in source:                # read by the book, never run (see book/_ext/api.py)
             continue
-        plain = re.sub(r"(?m)^\s*[%!].*$", lambda m: m[0][: len(m[0]) - len(m[0].lstrip())] + "pass", source)
-        for node in ast.walk(ast.parse(plain)):
+        for node in ast.walk(parsed(source)):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [node.module]
             for module in names:
                 top = module.split(".")[0]
                 assert top in available, f"{name(path)} imports {top}, which a fresh Colab with this package does not have"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_a_figure_is_the_last_word_of_its_cell(path):
+    "Jupyter shows what the last line of a cell is worth: a figure made inside an `if`, or further up, is never seen."
+    for source in cells(path):
+        tree = parsed(source)
+        expected_to_fail = {node for outer in ast.walk(tree) if isinstance(outer, ast.Try) for node in ast.walk(outer)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name):
+                drawn = node.value.func.id in ("show", "interactive") or any(word.arg == "alt" for word in node.value.keywords)
+                assert not drawn or node is tree.body[-1] or node in expected_to_fail, f"never seen: {ast.unparse(node)[:80]}"
 
 
 def test_the_reference_lists_every_public_name_once():
