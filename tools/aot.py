@@ -269,11 +269,13 @@ MAY_SPILL = {
     "sm_100 bfloat16 d=128 packed": 104,
     "sm_100 bfloat16 d=80 causal": 56,
 }
+# What triton 3.7.1 spills beyond that; the kept figures are of 3.6.0.
+MAY_SPILL_NEWER = {"sm_80 bfloat16 d=80 causal": 40, "sm_80 bfloat16 d=128 unaligned": 40}
 
 
 def may_spill(case):
     main = case["sm"] in (80, 90) and case["d"] in (64, 128) and case["type"] != "float32" and case["call"] != "unaligned"
-    return MAY_SPILL.get(name(case), 0 if main else FEW)
+    return (MAY_SPILL | MAY_SPILL_NEWER).get(name(case), 0 if main else FEW)
 
 
 def broken(row):
