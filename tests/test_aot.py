@@ -46,7 +46,8 @@ def test_the_kept_figures_are_whole_and_say_where_they_come_from():
     assert "triton" in attention_course.measured("flash-aot")["line"]
 
 
-def test_the_kept_figures_keep_within_the_limits():
+def test_the_kept_figures_keep_within_the_limits(monkeypatch):
+    monkeypatch.setattr(aot, "MAY_SPILL_NEWER", {})  # they are of triton 3.6.0
     assert [fault for row in KEPT["rows"] for fault in aot.broken(row)] == []
     stack = {aot.name(row): row["stack"] for row in KEPT["rows"]}
     assert {name: most for name, most in aot.MAY_SPILL.items() if stack.get(name) != most} == {}, "leave that is not needed"
