@@ -34,14 +34,14 @@ _PUBLIC = {
         "load_multi30k", "load_translator", "noam_schedule", "sample", "save_checkpoint", "token_batches",
         "train_translator", "train_vocabulary", "translate", "validation_loss",
     ),
-    "flash_forward": ("flash_attention", "flash_backend"),
+    "flash_backward": ("flash_attention", "flash_backend"),
     "tiling": ("merge_partials", "online_softmax", "tiled_attention"),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 
 if TYPE_CHECKING:  # for editors and type checkers, to which the lazy half would hide every spelling mistake
     from .attention import *
-    from .flash_forward import *
+    from .flash_backward import *
     from .masking import *
     from .multi_head import *
     from .positions import *
