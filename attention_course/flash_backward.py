@@ -345,6 +345,68 @@ def _launch_back(
             )  # fmt: skip
     return [None if x is None else x.to(dtype) for x in grads]
 
+# %% ../nbs/14_flash_backward.ipynb #81934956
+_WAVE = 2  # programs that a multiprocessor has room for: tiles are chosen so
+_TILES_SPLIT = {  # rows of a key tile, warps, stages
+    80: {"half": {64: (128, 4, 2), 128: (64, 4, 2), 256: (32, 4, 2)}, "float32": {64: (32, 4, 2), 128: (32, 4, 2), 256: (16, 4, 2)}},
+    86: {"half": {64: (64, 4, 2), 128: (32, 4, 2), 256: (16, 4, 2)}, "float32": {64: (32, 4, 2), 128: (16, 4, 2), 256: (16, 4, 2)}},
+    90: {"half": {64: (128, 4, 3), 128: (64, 4, 3), 256: (32, 4, 3)}, "float32": {64: (32, 4, 2), 128: (32, 4, 2), 256: (16, 4, 2)}},
+}
+_TILES_SPLIT[100] = _TILES_SPLIT[90]
+_TILES_SPLIT[120] = _TILES_SPLIT[86]
+
+
+def _few(n_q: int, n_k: int, packed: bool) -> bool:
+    "Whether there are so few queries that the keys of a head should be split among programs."
+    return not packed and n_q <= 64 and n_k >= 8 * n_q
+
+
+def _split_plan(n_keys: int, block: int, programs: int, multiprocessors: int) -> tuple[int, int]:
+    "How many stretches of keys, and how long they are: whole blocks, and as many programs as fit on the GPU at once."
+    blocks = -(-n_keys // block)
+    chunk = -(-blocks // max(1, min(blocks, _WAVE * multiprocessors // max(1, programs)))) * block
+    return max(1, -(-n_keys // max(1, chunk))), max(chunk, block)
+
+
+def _launch_split(
+    q, k, v, keep=None, *, reach=(None, None), scale, softcap=None, slopes=None, tile=None, splits=None,
+) -> tuple[Tensor, Tensor]:
+    "As `_launch`, for few queries: programs take stretches of the keys, and their results are merged."
+    (batch, heads, n_q, _), (_, kv_heads, n_k, d_v), dtype = q.shape, v.shape, q.dtype
+    q, k, v = _wide(q, k, v)
+    output, lse = _output_like(q, d_v), q.new_empty(batch, heads, n_q, dtype=torch.float32)
+    if not lse.numel():
+        return output.to(dtype), lse
+    group = heads // kv_heads
+    numbers, constants = _told(q, v, keep, reach, scale, softcap, slopes)
+    table = _TILES_SPLIT[_family(_arch(q.device) or 80)]["float32" if q.dtype == torch.float32 else "half"]
+    width = max(constants["WIDTH"], constants["WIDTH_V"])
+    block_m = max(16, min(64, 1 << (group * n_q - 1).bit_length()))
+    block_n, warps, stages = tile or next(tile for widest, tile in table.items() if width <= widest)
+    n_blocks = -(-group * n_q // block_m)
+    first = 0 if reach[0] is None else max(n_k - n_q - reach[0], 0) // block_n * block_n  # no query sees an earlier key
+    programs = batch * kv_heads * n_blocks
+    n_splits, chunk = _split_plan(n_k - first, block_n, programs, splits or _multiprocessors(q.device))
+    parts, part_lses = output.unsqueeze(0), lse.unsqueeze(0)
+    if n_splits > 1:
+        parts = q.new_empty(n_splits, batch, heads, n_q, d_v, dtype=torch.float32)
+        part_lses = q.new_empty(n_splits, batch, heads, n_q, dtype=torch.float32)
+    strides = [_strides(x) for x in (q, k, v)]
+    with _on(q):
+        _split_kernel[(programs * n_splits,)](
+            q, k, v, parts, part_lses, keep, slopes,
+            *strides, parts.stride(), part_lses.stride(), _two_strides(keep), _two_strides(slopes),
+            kv_heads, group, n_q, n_k, n_splits, n_blocks, chunk, first, *numbers,
+            BLOCK_M=block_m, BLOCK_N=block_n, BY_8=_by_8(*strides), **constants, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+        if n_splits > 1:
+            rows = lse.numel()
+            _merge_kernel[(rows,)](
+                parts, part_lses, output, lse, output.stride(), heads, n_q, n_splits, rows,
+                D_V=d_v, WIDTH_V=constants["WIDTH_V"], SPLITS=1 << (n_splits - 1).bit_length(), num_warps=4,
+            )  # fmt: skip
+    return output.to(dtype), lse
+
 # %% ../nbs/14_flash_backward.ipynb #7d93f4b0
 @partial(_jit, do_not_specialize=("n_kv_heads", "group", "n_q", "n_k", "n_splits", "n_blocks", "chunk", "first", "back", "ahead"))
 def _split_kernel(
@@ -435,68 +497,6 @@ def _merge_kernel(
     tl.store(O + cols.to(tl.int64) * o_strides[3], acc.to(O.dtype.element_ty), mask=cols < D_V)
     lse = tl.where(total > 0, top + tl.log2(tl.where(total > 0, total, 1.0)) * 0.6931471805599453, float("-inf"))
     tl.store(LSE + row, lse)
-
-# %% ../nbs/14_flash_backward.ipynb #81934956
-_WAVE = 2  # programs that a multiprocessor has room for: tiles are chosen so
-_TILES_SPLIT = {  # rows of a key tile, warps, stages
-    80: {"half": {64: (128, 4, 2), 128: (64, 4, 2), 256: (32, 4, 2)}, "float32": {64: (32, 4, 2), 128: (32, 4, 2), 256: (16, 4, 2)}},
-    86: {"half": {64: (64, 4, 2), 128: (32, 4, 2), 256: (16, 4, 2)}, "float32": {64: (32, 4, 2), 128: (16, 4, 2), 256: (16, 4, 2)}},
-    90: {"half": {64: (128, 4, 3), 128: (64, 4, 3), 256: (32, 4, 3)}, "float32": {64: (32, 4, 2), 128: (32, 4, 2), 256: (16, 4, 2)}},
-}
-_TILES_SPLIT[100] = _TILES_SPLIT[90]
-_TILES_SPLIT[120] = _TILES_SPLIT[86]
-
-
-def _few(n_q: int, n_k: int, packed: bool) -> bool:
-    "Whether there are so few queries that the keys of a head should be split among programs."
-    return not packed and n_q <= 64 and n_k >= 8 * n_q
-
-
-def _split_plan(n_keys: int, block: int, programs: int, multiprocessors: int) -> tuple[int, int]:
-    "How many stretches of keys, and how long they are: whole blocks, and as many programs as fit on the GPU at once."
-    blocks = -(-n_keys // block)
-    chunk = -(-blocks // max(1, min(blocks, _WAVE * multiprocessors // max(1, programs)))) * block
-    return max(1, -(-n_keys // max(1, chunk))), max(chunk, block)
-
-
-def _launch_split(
-    q, k, v, keep=None, *, reach=(None, None), scale, softcap=None, slopes=None, tile=None, splits=None,
-) -> tuple[Tensor, Tensor]:
-    "As `_launch`, for few queries: programs take stretches of the keys, and their results are merged."
-    (batch, heads, n_q, _), (_, kv_heads, n_k, d_v), dtype = q.shape, v.shape, q.dtype
-    q, k, v = _wide(q, k, v)
-    output, lse = _output_like(q, d_v), q.new_empty(batch, heads, n_q, dtype=torch.float32)
-    if not lse.numel():
-        return output.to(dtype), lse
-    group = heads // kv_heads
-    numbers, constants = _told(q, v, keep, reach, scale, softcap, slopes)
-    table = _TILES_SPLIT[_family(_arch(q.device) or 80)]["float32" if q.dtype == torch.float32 else "half"]
-    width = max(constants["WIDTH"], constants["WIDTH_V"])
-    block_m = max(16, min(64, 1 << (group * n_q - 1).bit_length()))
-    block_n, warps, stages = tile or next(tile for widest, tile in table.items() if width <= widest)
-    n_blocks = -(-group * n_q // block_m)
-    first = 0 if reach[0] is None else max(n_k - n_q - reach[0], 0) // block_n * block_n  # no query sees an earlier key
-    programs = batch * kv_heads * n_blocks
-    n_splits, chunk = _split_plan(n_k - first, block_n, programs, splits or _multiprocessors(q.device))
-    parts, part_lses = output[None], lse[None]
-    if n_splits > 1:
-        parts = q.new_empty(n_splits, batch, heads, n_q, d_v, dtype=torch.float32)
-        part_lses = q.new_empty(n_splits, batch, heads, n_q, dtype=torch.float32)
-    strides = [_strides(x) for x in (q, k, v)]
-    with _on(q):
-        _split_kernel[(programs * n_splits,)](
-            q, k, v, parts, part_lses, keep, slopes,
-            *strides, parts.stride(), part_lses.stride(), _two_strides(keep), _two_strides(slopes),
-            kv_heads, group, n_q, n_k, n_splits, n_blocks, chunk, first, *numbers,
-            BLOCK_M=block_m, BLOCK_N=block_n, BY_8=_by_8(*strides), **constants, num_warps=warps, num_stages=stages,
-        )  # fmt: skip
-        if n_splits > 1:
-            rows = lse.numel()
-            _merge_kernel[(rows,)](
-                parts, part_lses, output, lse, output.stride(), heads, n_q, n_splits, rows,
-                D_V=d_v, WIDTH_V=constants["WIDTH_V"], SPLITS=1 << (n_splits - 1).bit_length(), num_warps=4,
-            )  # fmt: skip
-    return output.to(dtype), lse
 
 # %% ../nbs/14_flash_backward.ipynb #b0e4b0cd
 _CALL = (

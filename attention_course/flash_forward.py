@@ -779,7 +779,8 @@ def _on(x: Tensor):
 # %% ../nbs/13_flash_forward.ipynb #ecd0f7fd
 def _interpreting() -> bool:
     "Whether the kernels were loaded with TRITON_INTERPRET=1: they then run in Python, on tensors of the CPU."
-    return triton is not None and type(_flash_kernel).__name__ == "InterpretedFunction"
+    kernels = (_flash_kernel, tl.cdiv) if triton else ()  # ours, and Triton's own, made when it was imported
+    return bool(kernels) and all(type(kernel).__name__ == "InterpretedFunction" for kernel in kernels)
 
 
 def _launch(
