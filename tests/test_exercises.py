@@ -946,6 +946,224 @@ SLIPS += [
 ]
 
 
+def through(p, dp, delta=None, front=None):
+    delta = (p * dp).sum(-1, keepdim=True) if delta is None else delta
+    return (p if front is None else front) * (dp - delta)
+
+
+def constant(o, do, dl, less=1, wide=torch.float32):
+    return (o.to(wide) * do.to(wide)).sum(-1) - (0 if dl is None else less * dl)
+
+
+def in_half(o, do, dl, back=None):
+    return (o * do).sum(-1).float() - (0 if dl is None else dl)
+
+
+def added(q, k, v, do, lse, delta, scale, weigh=None, before=None, after=None, sign=1, factor=True, for_v=None, for_k=None):
+    s = (scale if before is None else before) * q @ k.T
+    p = (s - lse[:, None]).exp().masked_fill(lse[:, None] == -math.inf, 0) if weigh is None else weigh(s, lse[:, None])
+    ds = (p if factor else 1) * (do @ v.T - sign * delta[:, None])
+    return (scale if after is None else after) * (p if for_k else ds).T @ q, (ds if for_v else p).T @ do
+
+
+def unseen_weigh(f, x=0):
+    return lambda s, lse: f(s, lse).masked_fill(lse == -math.inf, x)
+
+
+def own_constant(q, k, v, do, lse, delta, scale):
+    p = (scale * q @ k.T - lse[:, None]).exp().masked_fill(lse[:, None] == -math.inf, 0)
+    return added(q, k, v, do, lse, (p * (do @ v.T)).sum(-1), scale)
+
+
+def looks(block, m, n, n_q, n_k, shift=None, down=math.floor, up=math.ceil, cut=True, low=0, high=True, later=0, turned=False, one=None):
+    shift = n_k - n_q if shift is None else shift
+    keys = [block * n, min(block * n + n, n_k if cut else math.inf) - 1]
+    keys = keys[::-1] if turned else [keys[one]] * 2 if one is not None else keys
+    begin, clear = (max(key - shift + later, low) for key in keys)
+    return down(begin / m) * m, min(up(clear / m) * m, n_q if high else math.inf)
+
+
+def kept(x):
+    "Rounds nothing, where a number of tiles is rounded."
+    return x
+
+
+def stretches(n_k, n, batch, heads, sms, each=2, programs=None, most=math.floor, blocks=math.ceil, length=math.ceil):
+    room = max(1, most(each * sms / (batch * heads if programs is None else programs(batch, heads))))
+    chunk = max(1, length(blocks(n_k / n) / room)) * n
+    return math.ceil(n_k / chunk), chunk
+
+
+def ragged(n_k, n, batch, heads, sms):
+    chunk = math.ceil(n_k / max(1, 2 * sms // (batch * heads)))
+    return math.ceil(n_k / chunk), chunk
+
+
+def together(outputs, lses, weigh=None, divide=True, lse=None):
+    top = lses.max().masked_fill(lses.max() == -math.inf, 0)
+    weights = (lses - top).exp() if weigh is None else weigh(lses)
+    total = weights.sum()
+    return weights @ outputs / (total.masked_fill(total == 0, 1) if divide else 1), top + total.log() if lse is None else lse(lses)
+
+
+def subtracted(outputs, lses):
+    weights = (lses - lses.max()).exp()
+    return weights @ outputs / weights.sum(), lses.max() + weights.sum().log()
+
+
+SLIPS += [
+    ("flash_backward.softmax", lambda p, dp: through(p, dp, 0), "constant is missing"),
+    ("flash_backward.softmax", lambda p, dp: through(p, dp, (p * dp).sum(0)), "the keys of a row"),
+    ("flash_backward.softmax", lambda p, dp: through(p, dp, (p * dp).sum()), "not one for all"),
+    ("flash_backward.softmax", lambda p, dp: through(p, dp, (p * dp).mean(-1, keepdim=True)), "do not divide by the number"),
+    ("flash_backward.softmax", lambda p, dp: through(p, dp, dp.sum(-1, keepdim=True)), "the sum of P · dP, not of dP"),
+    ("flash_backward.softmax", lambda p, dp: through(p, dp, dp.mean(-1, keepdim=True)), "not the mean of dP"),
+    ("flash_backward.softmax", lambda p, dp: through(p, dp, -(p * dp).sum(-1, keepdim=True)), "wrong sign"),
+    ("flash_backward.softmax", lambda p, dp: through(p, dp, front=1), "factor P in front is missing"),
+    ("flash_backward.softmax", lambda p, dp: p * dp - (p * dp).sum(-1, keepdim=True), "must be multiplied by P, too"),
+    ("flash_backward.softmax", lambda p, dp: p * through(p, dp), "the factor P is there twice"),
+    ("flash_backward.softmax", lambda p, dp: p * through(1, p * dp, (p * dp).sum(-1, keepdim=True)), "multiplied by P twice"),
+    ("flash_backward.softmax", lambda p, dp: p * (1 - p) * dp, "moves the others, too"),
+    ("flash_backward.softmax", lambda p, dp: through(p.softmax(-1), dp), "weights already"),
+    ("flash_backward.softmax", lambda p, dp: through(1, dp, p * dp.sum(-1, keepdim=True)), "log_softmax"),
+    ("flash_backward.softmax", lambda p, dp: through(dp, p), "P and dP are exchanged"),
+    ("flash_backward.softmax", lambda p, dp: through(p, dp).T,
+     r"its shape is \(5, 3\); expected \(3, 5\), the axes being \(row, key\)"),
+    ("flash_backward.softmax", lambda p, dp: through(p, dp, (p * dp).sum(-1)), "it raised RuntimeError"),
+    ("flash_backward.softmax", lambda p, dp: through(p, dp) / p * p, "10 of its 24 numbers came out as NaN"),
+    ("flash_backward.softmax", lambda p, dp: through(p, dp).clamp(min=0), r"first difference at \[row 0, key 1\]: 0, expected -"),
+    ("flash_backward.delta", lambda o, do, dl: constant(o, do, dl, less=-1), "wrong sign"),
+    ("flash_backward.delta", lambda o, do, dl: constant(o, do, None), "log-sum-exp is missing"),
+    ("flash_backward.delta", in_half, "too coarse for a sum"),
+    ("flash_backward.delta", lambda o, do, dl: constant((o * do).float(), torch.ones_like(do), dl), "products are rounded"),
+    ("flash_backward.delta", lambda o, do, dl: constant(o, do, dl).to(o.dtype), "and then rounded"),
+    ("flash_backward.delta", lambda o, do, dl: constant(o.T, do.T, None), "the last axis; and subtract d_lse"),
+    ("flash_backward.delta", lambda o, do, dl: (o.float() * do.float()).sum(0) - (0 if dl is None else dl),
+     "it raised RuntimeError"),
+    ("flash_backward.delta", lambda o, do, dl: constant(o, do, dl)[:, None], "without keepdim"),
+    ("flash_backward.delta", lambda o, do, dl: (o.float() * do.float()).sum() - (0 if dl is None else dl), "not one for all"),
+    ("flash_backward.delta", lambda o, do, dl: (o.float() * do.float()).mean(-1) - (0 if dl is None else dl), "not a mean"),
+    ("flash_backward.delta", lambda o, do, dl: -constant(o, do, dl), "turned round"),
+    ("flash_backward.delta", lambda o, do, dl: constant(o, o, dl), "of output and itself"),
+    ("flash_backward.delta", lambda o, do, dl: constant(do, do, dl), "of d_output and itself"),
+    ("flash_backward.delta", lambda o, do, dl: (o.float() * do.float()).sum(-1) - dl, "d_lse is None where nobody used"),
+    ("flash_backward.delta", lambda o, do, dl: constant(o, do, dl, less=2), r"first difference at \[query 0\]: "),
+    ("flash_backward.tile", lambda *a: added(*a, after=1), "d_k lacks the scale"),
+    ("flash_backward.tile", lambda *a: added(*a, before=1), "scores lack the scale"),
+    ("flash_backward.tile", lambda *a: added(*a, before=1, after=1), "in the scores and at the end"),
+    ("flash_backward.tile", lambda *a: (added(*a)[0], a[-1] * added(*a)[1]), "d_v knows no scale"),
+    ("flash_backward.tile", lambda *a: added(*a, weigh=lambda s, x: (s - x).exp()), "exp\\(s - lse\\) is infinite"),
+    ("flash_backward.tile", lambda *a: added(*a, weigh=lambda s, x: (s - x).exp().nan_to_num()),
+     r"d_k: first difference at \[key 0, column 0\]: inf"),
+    ("flash_backward.tile", lambda *a: added(*a, weigh=lambda s, x: (s - x.masked_fill(x == -math.inf, 0)).exp()),
+     "with 0 in its place"),
+    ("flash_backward.tile", lambda *a: added(*a, weigh=unseen_weigh(lambda s, x: (s - x).exp(), 1)), "its weights are 0, not 1"),
+    ("flash_backward.tile", lambda *a: added(*a, weigh=lambda s, x: s.exp() / x.exp()), "exp\\(s - lse\\) in one"),
+    ("flash_backward.tile", lambda *a: added(*a, weigh=unseen_weigh(lambda s, x: s.exp() / x.exp())), "exp\\(lse\\) overflows: "),
+    ("flash_backward.tile", lambda *a: added(*a, weigh=unseen_weigh(lambda s, x: 2 ** (s - x))), "powers of e"),
+    ("flash_backward.tile", lambda *a: added(*a, weigh=unseen_weigh(lambda s, x: 2 ** (s / math.log(2) - x))),
+     "lse is natural, too"),
+    ("flash_backward.tile", lambda *a: added(*a, weigh=unseen_weigh(lambda s, x: s.softmax(-1))),
+     "normalised over the keys of this tile;"),
+    ("flash_backward.tile", lambda *a: added(*a, weigh=lambda s, x: s.softmax(-1)), "saw nothing weighs as well"),
+    ("flash_backward.tile", lambda *a: added(*a, weigh=lambda s, x: s.softmax(0)), "normalised over queries"),
+    ("flash_backward.tile", lambda *a: added(*a, weigh=unseen_weigh(lambda s, x: s.exp() / x)), "lse is a logarithm"),
+    ("flash_backward.tile", lambda *a: added(*a, sign=0), "delta is missing"),
+    ("flash_backward.tile", lambda *a: added(*a, sign=-1), "delta has the wrong sign"),
+    ("flash_backward.tile", own_constant, "delta was summed over this tile only"),
+    ("flash_backward.tile", lambda *a: added(*a, factor=False), "lacks the factor of the weights"),
+    ("flash_backward.tile", lambda *a: added(*a, for_v=True), "d_v takes the weights"),
+    ("flash_backward.tile", lambda *a: added(*a, for_k=True), "not the weights"),
+    ("flash_backward.tile", lambda *a: added(*a)[::-1], r"wrong way round: \(d_k, d_v\)"),
+    ("flash_backward.tile", lambda *a: added(*a)[0], r"it returned a Tensor; expected the pair \(d_k, d_v\)"),
+    ("flash_backward.tile", lambda *a: (*added(*a), 0), "it returned 3 things"),
+    ("flash_backward.tile", lambda *a: (added(*a)[0].T, added(*a)[1]),
+     r"d_k: its shape is \(3, 5\); expected \(5, 3\), the axes being \(key, column\)"),
+    ("flash_backward.tile", lambda *a: (added(*a)[0], 2 * added(*a)[1]), r"d_v: first difference at \[key 0, column 0\]"),
+    ("flash_backward.tile", lambda *a: (added(*a)[0], added(*a)[1] * math.nan), "d_v: 10 of its 10 numbers came out as NaN"),
+    ("flash_backward.bounds", lambda *a: looks(*a, shift=0), "upper left: the queries are the last"),
+    ("flash_backward.bounds", lambda *a: tuple(min(x, a[3]) for x in looks(*a, shift=0)), "upper left, cut to n_q"),
+    ("flash_backward.bounds", lambda *a: looks(*a, shift=a[3] - a[4]), "shift has the wrong sign: "),
+    ("flash_backward.bounds", lambda *a: tuple(min(x, a[3]) for x in looks(*a, shift=a[3] - a[4])), "the wrong sign, and is cut"),
+    ("flash_backward.bounds", lambda *a: looks(*a, later=1), "sees itself"),
+    ("flash_backward.bounds", lambda *a: (looks(*a, later=1)[0], looks(*a)[1]),
+     "n_k = 61: first difference in begin: 32, expected 16"),
+    ("flash_backward.bounds", lambda *a: (looks(*a)[0], looks(*a, later=-1)[1]),
+     "n_k = 30: first difference in clear: 0, expected 16"),
+    ("flash_backward.bounds", lambda *a: looks(*a, down=kept), "`begin` is not a multiple"),
+    ("flash_backward.bounds", lambda *a: looks(*a, up=kept), "`clear` is not a multiple"),
+    ("flash_backward.bounds", lambda *a: looks(*a, down=kept, up=kept), "both are whole tiles"),
+    ("flash_backward.bounds", lambda *a: (min(looks(*a, down=math.ceil)[0], a[3]), looks(*a)[1]), "`begin` is rounded down"),
+    ("flash_backward.bounds", lambda *a: looks(*a, up=math.floor), "`clear` is rounded up"),
+    ("flash_backward.bounds", lambda *a: looks(*a, turned=True), "and for `clear` its last"),
+    ("flash_backward.bounds", lambda *a: looks(*a, one=0), "`clear`: all keys of the block"),
+    ("flash_backward.bounds", lambda *a: looks(*a, one=1), "`begin`: one visible key"),
+    ("flash_backward.bounds", lambda *a: looks(*a, cut=False), "the last block may be short"),
+    ("flash_backward.bounds", lambda *a: looks(*a, low=-math.inf), "nothing may be negative"),
+    ("flash_backward.bounds", lambda b, m, *a: tuple(math.ceil(x / m) for x in looks(b, m, *a)), "numbers of tiles"),
+    ("flash_backward.bounds", lambda *a: looks(*a)[::-1], "wrong way round"),
+    ("flash_backward.bounds", lambda *a: looks(*a, high=False), "`clear` goes no further"),
+    ("flash_backward.bounds", bounds, "a block of keys asks for its queries"),
+    ("flash_backward.bounds", lambda *a: looks(*a)[0], r"it returned 0; expected 2 numbers, \(begin, clear\)"),
+    ("flash_backward.bounds", lambda *a: (0, looks(*a)[1]),
+     "for block = 2, block_m = 16, block_n = 8, n_q = 64, n_k = 64: first difference in begin: 0, expected 16"),
+    ("flash_backward.splits", lambda *a: stretches(*a, each=1), "room for two"),
+    ("flash_backward.splits", lambda *a: stretches(*a, programs=lambda batch, heads: 1),
+     "^[^:]*: each key/value head of each sequence"),
+    ("flash_backward.splits", lambda *a: stretches(*a, programs=lambda batch, heads: batch), "heads need their own programs"),
+    ("flash_backward.splits", lambda *a: stretches(*a, programs=lambda batch, heads: heads), "sequences need their own programs"),
+    ("flash_backward.splits", lambda *a: stretches(*a, most=math.ceil), "more programs than there is room"),
+    ("flash_backward.splits", lambda *a: (min(max(1, 2 * a[4] // (a[2] * a[3])), math.ceil(a[0] / a[1])), stretches(*a)[1]),
+     "would be empty$"),
+    ("flash_backward.splits", lambda *a: (max(1, 2 * a[4] // (a[2] * a[3])), stretches(*a)[1]), "not even as many blocks"),
+    ("flash_backward.splits", ragged, "a stretch has whole blocks"),
+    ("flash_backward.splits", lambda *a: (stretches(*a)[0], math.ceil(a[0] / stretches(*a)[0])),
+     "the number of stretches is right"),
+    ("flash_backward.splits", lambda *a: stretches(*a, length=math.floor, blocks=math.floor), "round up twice"),
+    ("flash_backward.splits", lambda *a: stretches(*a, length=math.floor), "round the blocks of a stretch up"),
+    ("flash_backward.splits", lambda *a: stretches(*a, blocks=math.floor), "round the number of blocks up"),
+    ("flash_backward.splits", lambda *a: stretches(*a, most=round),
+     "n_kv_heads = 3, multiprocessors = 17: first difference in n_splits: 6, expected 5"),
+    ("flash_backward.splits", lambda *a: stretches(*a) if 2 * a[4] >= a[2] * a[3] else (0, 0), "each still needs one stretch"),
+    ("flash_backward.splits", lambda n_k, n, b, h, sms: (math.ceil(n_k / n), math.ceil(math.ceil(n_k / n) / (2 * sms // (b * h))) * n),
+     "it raised ZeroDivisionError"),
+    ("flash_backward.splits", lambda *a: (math.ceil(a[0] / a[1]), a[1]), "one block for each stretch"),
+    ("flash_backward.splits", lambda *a: (1, math.ceil(a[0] / a[1]) * a[1]), "not split at all"),
+    ("flash_backward.splits", lambda *a: (stretches(*a)[0], stretches(*a)[1] // a[1]), "counts keys, not blocks"),
+    ("flash_backward.splits", lambda *a: stretches(*a)[::-1], "wrong way round"),
+    ("flash_backward.splits", lambda *a: (stretches(*a)[0], a[1]),
+     "batch = 1, n_kv_heads = 8, multiprocessors = 132: first difference in chunk: 64, expected 128"),
+    ("flash_backward.merge", lambda *a: together(*a, weigh=torch.ones_like, lse=lambda x: x.logsumexp(0)), "plain mean"),
+    ("flash_backward.merge", lambda o, x: (o.mean(0), x.logsumexp(0)), "plain mean"),
+    ("flash_backward.merge", lambda o, x: (o.sum(0), x.logsumexp(0)), "plain sum"),
+    ("flash_backward.merge", lambda *a: together(*a, divide=False), "not normalised"),
+    ("flash_backward.merge", lambda *a: together(*a, weigh=lambda x: x.masked_fill(x == -math.inf, 0), lse=lambda x: x.logsumexp(0)),
+     "not lse"),
+    ("flash_backward.merge", lambda *a: together(*a, weigh=lambda x: 2 ** (x - x.max().clamp(min=-9999)), lse=lambda x: x.logsumexp(0)),
+     "not of 2"),
+    ("flash_backward.merge", lambda o, x: together(o, math.log(2) * x, lse=lambda y: y.logsumexp(0) / math.log(2)),
+     "logarithms to base e"),
+    ("flash_backward.merge", lambda o, x: (x.exp() @ o / x.exp().sum(), x.exp().sum().log()), "is 0 for a small one: "),
+    ("flash_backward.merge", lambda o, x: ((x.exp() @ o / x.exp().sum()).nan_to_num(), x.exp().sum().log()),
+     "overflows for a large lse"),
+    ("flash_backward.merge", lambda *a: together(*a, lse=lambda x: x.exp().sum().log()), "where the new lse is made"),
+    ("flash_backward.merge", subtracted, "-inf - \\(-inf\\) is no number"),
+    ("flash_backward.merge", lambda o, x: (x.softmax(0) @ o, x.logsumexp(0)), "softmax has nothing to share out"),
+    ("flash_backward.merge", lambda *a: (together(*a)[0], subtracted(*a)[1]), "output 0, lse -inf"),
+    ("flash_backward.merge", lambda *a: together(*a, lse=lambda x: x.max()), "the largest alone"),
+    ("flash_backward.merge", lambda *a: together(*a, lse=lambda x: (x - x.max().clamp(min=-9999)).exp().sum().log()),
+     "must be added to the logarithm again"),
+    ("flash_backward.merge", lambda *a: together(*a, lse=lambda x: x.sum()), "the logarithm of a sum"),
+    ("flash_backward.merge", lambda *a: together(*a, lse=lambda x: x.mean()), "with more keys it grows"),
+    ("flash_backward.merge", lambda *a: together(*a, lse=lambda x: x.exp().sum()), "its logarithm was asked for"),
+    ("flash_backward.merge", lambda *a: together(*a)[::-1], r"wrong way round: \(output, lse\)"),
+    ("flash_backward.merge", lambda *a: together(*a)[0], r"it returned a Tensor; expected the pair \(output, lse\)"),
+    ("flash_backward.merge", lambda *a: (together(*a)[0][None], together(*a)[1]),
+     r"output: its shape is \(1, 3\); expected \(3,\)"),
+    ("flash_backward.merge", lambda o, x: together(o, x.clamp(min=-1e9)), "lse: it returned .*; expected -inf"),
+]
+
+
 @pytest.mark.parametrize(("name", "attempt", "says"), SLIPS, ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(SLIPS)])
 def test_slips_are_caught_and_named(name, attempt, says, capsys):
     assert check(name, attempt) is False
