@@ -1,74 +1,106 @@
-/* Two ways over the tiles of the scores: a program that holds queries walks along a row, one that holds keys walks down a
- * column. data: {n, heads, causal, sweep, tile, step}: n tiles of queries and of keys, and what is shown at the start:
- * sweep 0 is the keys' kernel, 1 the queries'; `tile` is the one that the program holds, `step` how many it has met. */
+/* Two ways over the tiles of the scores: the keys' kernel holds a tile of keys and walks down its column, the queries'
+ * kernel holds a tile of queries and walks along its row. data: {n, causal, sweep, tile, step}: n tiles of queries and
+ * of keys, and what is shown at the start: sweep 0 is the keys' kernel, 1 the queries'; `tile` is the one that the
+ * program holds, `step` how many have passed by. */
 const FIGURE = (kit, root, data) => {
   const { h, s, value, show, need, number } = kit
   const { n } = data
   let { causal, sweep, tile, step } = data
-  need(Number.isInteger(n) && 2 <= n && n <= 12, '“n” must be a whole number from 2 to 12')
+  const seen = (i, j) => !causal || j <= i
+  const walk = () => Array.from({ length: n }, (_, x) => sweep === 0 ? [x, tile] : [tile, x]).filter(([i, j]) => seen(i, j))
+  need(Number.isInteger(n) && 2 <= n && n <= 8, '“n” must be a whole number from 2 to 8')
   need(typeof causal === 'boolean', '“causal” must be true or false')
   need([0, 1].includes(sweep), '“sweep” must be 0 or 1')
   need(Number.isInteger(tile) && 0 <= tile && tile < n, `“tile” must be a whole number from 0 to ${n - 1}`)
-  need(Number.isInteger(step) && 0 <= step && step <= n, `“step” must be a whole number from 0 to ${n}`)
+  need(Number.isInteger(step) && 0 <= step && step <= walk().length, `“step” must be a whole number from 0 to ${walk().length}`)
 
-  const names = ['Keys’ kernel: dK, dV', 'Queries’ kernel: dQ']
-  const products = [4, 3]   // for each tile: S, dP, dV, dK; S, dP, dQ
-  const seen = (i, j) => !causal || j <= i
-  const walk = (which, held) => Array.from({ length: n }, (_, x) => which === 0 ? [x, held] : [held, x]).filter(([i, j]) => seen(i, j))
+  const kernels = [
+    { name: 'Keys’ kernel', holds: 'keys and values', passes: 'queries', products: ['S', 'Ṗ', 'V̇', 'K̇'], sums: ['K̇', 'V̇'] },
+    { name: 'Queries’ kernel', holds: 'queries', passes: 'keys and values', products: ['S', 'Ṗ', 'Q̇'], sums: ['Q̇'] },
+  ]
+  const once = new Set(kernels.flatMap(kernel => kernel.products)).size   // products of a tile, none of them twice
+  const twice = kit.sum(kernels.map(kernel => kernel.products.length))
 
-  const map = s('svg', { 'aria-hidden': 'true', viewBox: `-0.1 -0.1 ${n + 0.2} ${n + 0.2}`, class: 'map' })
-  const met = value('met'), done = value('done'), tiles = value('tiles'), both = value('both'), five = value('five')
+  // One unit is one tile. Left of the tiles of scores stand the queries, above them the keys, at the far ends the sums.
+  const box = (x, y, kind, text, height = 0.88) => [
+    s('rect', { x: x + 0.06, y: y + 0.06, width: 0.88, height, rx: 0.08, class: kind }),
+    s('text', { x: x + 0.5, y: y + 0.2 + height / 2, 'text-anchor': 'middle' }, text)]
+  const map = s('svg', { 'aria-hidden': 'true', viewBox: `-1.3 -1.3 ${n + 2.6} ${n + 3.3}`, class: 'map' })
+  const drawMap = path => {
+    const place = (i, j) => path.findIndex(([a, b]) => a === i && b === j)   // when this program comes by, -1 is never
+    const kind = (i, j) => !seen(i, j) ? 'skipped' : place(i, j) < 0 ? 'other' : place(i, j) >= step ? 'later' : place(i, j) === step - 1 ? 'now' : 'met'
+    const now = path[step - 1] ?? [-1, -1], which = sweep === 0 ? 1 : 0   // what it holds: the column or the row
+    const beside = (axis, x) => which === axis ? x === tile ? 'holds' : 'idle' : x === now[axis] ? 'now' : 'idle'
+    const all = Array.from({ length: n }, (_, x) => x)
+    map.replaceChildren(
+      ...all.flatMap(i => box(-1.25, i, beside(0, i), i)), ...all.flatMap(j => box(j, -1.25, beside(1, j), j)),
+      ...all.flatMap(i => all.flatMap(j => box(j, i, kind(i, j), place(i, j) < 0 ? '' : place(i, j) + 1))),
+      ...kernels[sweep].sums.flatMap((name, x) => {
+        const sum = step === path.length ? 'written' : 'sum'
+        return sweep === 0 ? box(tile, n + 0.25 + 0.8 * x, sum, name, 0.68) : box(n + 0.25, tile, sum, name)
+      }))
+  }
+
+  const counts = Object.fromEntries(['met', 'products', 'visible', 'both', 'once'].map(name => [name, value(name)]))
   const reading = h('p', { class: 'reading', 'data-value': 'reading', 'aria-live': 'polite' })
+  const swatch = kind => s('svg', { 'aria-hidden': 'true', viewBox: '0 0 1 1', class: 'swatch' },
+    s('rect', { x: 0.06, y: 0.06, width: 0.88, height: 0.88, rx: 0.08, class: kind }))
   const whole = x => kit.fixed(x, 0)
   const draw = () => {
-    const path = walk(sweep, tile)
+    const path = walk(), { holds, passes, products, sums } = kernels[sweep]
     step = Math.min(step, path.length)
-    const at = path[step - 1], before = path.slice(0, Math.max(step - 1, 0))
-    const is = (list, i, j) => list.some(([a, b]) => a === i && b === j)
-    map.replaceChildren(...Array.from({ length: n * n }, (_, x) => [Math.floor(x / n), x % n]).map(([i, j]) => s('rect', {
-      x: j + 0.06, y: i + 0.06, width: 0.88, height: 0.88, rx: 0.08,
-      class: !seen(i, j) ? 'hidden' : at && at[0] === i && at[1] === j ? 'now' : is(before, i, j) ? 'met' : is(path, i, j) ? 'held' : 'other',
-    })))
-    const all = n * n - (causal ? n * (n - 1) / 2 : 0)
-    show(met, step, whole), show(done, step * products[sweep], whole)
-    show(tiles, all, whole), show(both, 7 * all, whole), show(five, 5 * all, whole)
-    const [holds, meets, sums] = sweep === 0 ? ['keys and values', 'queries', 'dK and dV'] : ['queries', 'keys and values', 'dQ']
-    reading.replaceChildren(h('strong', {}, `Program ${tile}`), ` holds tile ${tile} of the ${holds}. ${path.length} tiles of ${meets} pass by, and it adds to its ${sums}.`)
+    drawMap(path)
+    const visible = kit.sum(Array.from({ length: n * n }, (_, x) => seen(Math.floor(x / n), x % n) ? 1 : 0))
+    show(counts.met, step, whole), show(counts.products, step * products.length, whole)
+    show(counts.visible, visible, whole), show(counts.both, visible * twice, whole), show(counts.once, visible * once, whole)
+    const last = step === path.length, writes = `${sums.join(' and ')} ${sums.length > 1 ? 'are' : 'is'} written`
+    reading.replaceChildren(h('strong', {}, `Program ${tile}`), ` holds tile ${tile} of the ${holds}. `,
+      ...(step === 0 ? [`Tiles of ${passes} will pass by, ${path.length} in all.`]
+        : [`Tile ${path[step - 1][sweep]} of the ${passes} passes by, number ${step} of ${path.length}: products for ${products.join(', ')}.`, last ? ` Then ${writes}, once.` : '']))
     tileSlider.set(tile, `tile ${tile} of the ${holds}`)
-    stepSlider.set(step, `${step} of ${path.length} tiles met`)
+    stepSlider.node.querySelector('input').max = path.length
+    stepSlider.set(step, `${step} of ${path.length} tiles of ${passes}`)
     picks.forEach((pick, i) => { pick.input.checked = i === sweep })
     causalBox.checked = causal
   }
-  const count = (from, to) => Array.from({ length: to - from + 1 }, (_, i) => from + i)
-  const tileSlider = kit.slider({ name: 'tile', label: 'The tile it holds', choices: count(0, n - 1), format: kit.tick, onchange: x => { tile = x; draw() } })
-  const stepSlider = kit.slider({ name: 'step', label: 'Tiles that have passed by', choices: count(0, n), format: kit.tick, onchange: x => { step = x; draw() } })
-  const picks = names.map((name, i) => kit.pick('sweep', () => { sweep = i; draw() }, name))
+  const upTo = last => Array.from({ length: last + 1 }, (_, x) => x)
+  const picks = kernels.map(({ name }, i) => kit.pick('sweep', () => { sweep = i; draw() }, name))
+  const tileSlider = kit.slider({ name: 'tile', label: 'Tile that the program holds', choices: upTo(n - 1), format: kit.tick, onchange: x => { tile = x; draw() } })
+  const stepSlider = kit.slider({ name: 'step', label: 'Tiles that passed by', choices: upTo(n), format: kit.tick, onchange: x => { step = x; draw() } })
   const causalBox = h('input', { type: 'checkbox', id: 'causal', onchange: () => { causal = causalBox.checked; draw() } })
 
+  const row = (kind, title, output) => h('tr', {}, h('th', { scope: 'row' }, kind ? swatch(kind) : '', title), number(output))
+  const legend = [['holds', 'held'], ['now', 'passes by now'], ['met', 'was here'], ['later', 'will be'], ['other', 'for other programs'], ['skipped', 'hidden, skipped'], ['sum', 'being added up']]
   root.append(
     h('style', {}, `
-      .controls { display: grid; gap: 0 32px }
       .sweeps { display: flex; flex-wrap: wrap; gap: 4px 8px; margin: 4px 0 8px } .sweeps .pick span { padding: 6px 10px }
+      .controls { display: grid; gap: 0 32px }
       .check { display: flex; align-items: center; min-height: 40px; cursor: pointer }
       .check input { width: 22px; height: 22px; margin: 0 10px 0 0; accent-color: #3a86d6 }
       .panels { display: grid; gap: 16px 36px; align-items: start } .panels > div { min-width: 0 }
-      .map { max-width: 340px } .axes { display: flex; justify-content: space-between; max-width: 340px }
-      rect { forced-color-adjust: none; print-color-adjust: exact; stroke-width: .04 }
-      .hidden { fill: none; stroke: #7f8790; stroke-dasharray: .12 .1 } .other { fill: #7f8790; fill-opacity: .18; stroke: #7f8790 }
-      .held { fill: #3a86d6; fill-opacity: .22; stroke: #3a86d6 } .met { fill: #3a86d6; fill-opacity: .75; stroke: #3a86d6 }
-      .now { fill: #d9770f; stroke: currentColor; stroke-width: .08 }
-      .reading { margin: 8px 0 14px; min-height: 4.2em }
-      @container (min-width: 620px) { .controls, .panels { grid-template-columns: 1fr 1fr } .reading { min-height: 1.4em } }`),
-    h('fieldset', { class: 'sweeps', 'aria-label': 'Which kernel' }, ...picks.map(pick => pick.node)),
+      .map { max-width: 400px; font-size: .42px } .axes { display: flex; justify-content: space-between; max-width: 400px }
+      rect { forced-color-adjust: none; print-color-adjust: exact; fill: none; stroke: #7f8790; stroke-width: .04 }
+      .other { fill: #7f8790; fill-opacity: .18 } .skipped { stroke-dasharray: .12 .1 }
+      .later { stroke: #3a86d6; stroke-width: .07 } .met { fill: #3a86d6; fill-opacity: .4; stroke: #3a86d6; stroke-width: .07 }
+      .now { fill: #d9770f; fill-opacity: .45; stroke: currentColor; stroke-width: .09 }
+      .holds { fill: #22997a; fill-opacity: .4; stroke: #22997a; stroke-width: .09 }
+      .sum { stroke: #22997a; stroke-width: .07; stroke-dasharray: .12 .1 } .written { fill: #22997a; fill-opacity: .4; stroke: #22997a; stroke-width: .09 }
+      .swatch { display: inline-block; width: 20px; height: 20px; margin-right: 8px; vertical-align: -4px }
+      .legend { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 0 0 12px; font-size: .92em } .legend span { white-space: nowrap }
+      .reading { margin: 8px 0 14px; min-height: 5.6em }
+      @container (min-width: 620px) { .controls, .panels { grid-template-columns: 1fr 1fr } .reading { min-height: 2.8em } }`),
+    h('fieldset', { class: 'sweeps', 'aria-label': 'Kernel' }, ...picks.map(pick => pick.node)),
     h('div', { class: 'controls' }, tileSlider.node, stepSlider.node, h('label', { class: 'check head' }, causalBox, 'Causal')),
     reading,
     h('div', { class: 'panels' },
-      h('div', {}, h('p', { class: 'axes' }, h('small', {}, 'queries ↓'), h('small', {}, 'keys →')), map),
-      h('table', {}, h('tbody', {},
-        h('tr', {}, h('th', { scope: 'row' }, 'tiles that it has met'), number(met)),
-        h('tr', {}, h('th', { scope: 'row' }, 'products of matrices so far'), number(done)),
-        h('tr', {}, h('th', { scope: 'row' }, 'tiles that are visible'), number(tiles)),
-        h('tr', {}, h('th', { scope: 'row' }, 'products, by both kernels'), number(both)),
-        h('tr', {}, h('th', { scope: 'row' }, 'products, if each were done once'), number(five))))))
+      h('div', {}, h('p', { class: 'axes' }, h('small', {}, 'tiles of queries ↓'), h('small', {}, 'tiles of keys and values →')), map),
+      h('div', {},
+        h('p', { class: 'legend' }, ...legend.map(([kind, says]) => h('span', {}, swatch(kind), says))),
+        h('table', {}, h('tbody', {},
+          row('', 'tiles met by this program', counts.met),
+          row('', 'products of matrices for them', counts.products),
+          row('', 'tiles that are not hidden', counts.visible),
+          row('', 'products in all, by both kernels', counts.both),
+          row('', 'products in all, if none were done twice', counts.once))))))
   draw()
 }

@@ -2,6 +2,7 @@
 
 A new figure needs an entry in `WORTH` (what each of its numbers should be in a given state) and a test that steers it.
 """
+import inspect
 import json
 import math
 import re
@@ -9,7 +10,7 @@ import re
 import pytest
 import torch
 
-from attention_course import attention_entropy, interactive, scaled_dot_product_attention
+from attention_course import attention_entropy, flash_backward, interactive, scaled_dot_product_attention
 from attention_course.masking import causal_mask, padding_mask, window_mask
 from attention_course.positions import RotaryPositions, sinusoidal_encoding
 from attention_course.tiling import _Plan, _tiles, online_softmax, tiled_attention
@@ -217,7 +218,24 @@ def program_schedule(data, state):
     return {"block": blocks, "head": heads, "worker": workers, "end": max(free), "even": even, "busy": even / max(free)}
 
 
-WORTH = {"program-schedule": program_schedule, "online-softmax": online, "tile-schedule": tile_schedule, "attention-map": attention_map, "temperature": temperature, "soft-lookup": soft_lookup, "influence": influence,
+def passing(n, state):
+    "Tiles that pass by a program, as pairs (queries, keys), in order: down a column, or along a row."
+    keep = causal_mask(n) if state["causal"] else torch.ones(n, n, dtype=torch.bool)
+    held = state["tile"]
+    return [(i, held) for i in range(n) if keep[i, held]] if state["sweep"] == 0 else [(held, j) for j in range(n) if keep[held, j]]
+
+
+def backward_sweeps(data, state):
+    "What a kernel multiplies for each tile is read from its source."
+    n, kernels = data["n"], (flash_backward._keys_kernel, flash_backward._queries_kernel)
+    products = [re.findall(r"(\w+) = tl\.dot\(", inspect.getsource(getattr(kernel, "fn", kernel))) for kernel in kernels]
+    visible = int(causal_mask(n).sum()) if state["causal"] else n * n
+    step = state["step"]
+    return {"tile": state["tile"], "step": step, "met": step, "products": step * len(products[state["sweep"]]), "visible": visible,
+            "both": visible * len(sum(products, [])), "once": visible * len(set(sum(products, [])))}
+
+
+WORTH = {"backward-sweeps": backward_sweeps, "program-schedule": program_schedule, "online-softmax": online, "tile-schedule": tile_schedule, "attention-map": attention_map, "temperature": temperature, "soft-lookup": soft_lookup, "influence": influence,
          "mask-builder": mask_builder, "head-explorer": head_explorer, "positions": positions, "beam-tree": beam_tree}
 
 
@@ -708,6 +726,76 @@ def test_program_schedule_draws_all_programs_and_none_beyond_the_end(figure, pag
             assert drawn["beyond"] == 0 and drawn["end"] <= drawn["width"]
 
 
+# --- two sweeps over the tiles -------------------------------------------------------------
+
+
+@those("backward-sweeps")
+def test_backward_sweeps_by_keyboard(figure, page_name):
+    it = figure(page_name, "backward-sweeps")
+    n, state = it.data["n"], {name: it.data[name] for name in ("causal", "sweep", "tile", "step")}
+    it.agrees(state)
+    it.enter()
+    it.press("Tab", "Tab", "Home")
+    state["step"] = 0
+    it.agrees(state)
+    for causal, sweep in ((state["causal"], state["sweep"]), (state["causal"], 1 - state["sweep"]), (not state["causal"], state["sweep"])):
+        if state["sweep"] != sweep:
+            it.press("Shift+Tab", "Shift+Tab", "ArrowRight", "Tab", "Tab")
+        if state["causal"] != causal:
+            it.press("Tab", "Space", "Shift+Tab")
+        state |= {"causal": causal, "sweep": sweep}
+        it.agrees(state)
+        it.press("Shift+Tab")
+        steps(it, it.node.locator("#slider-tile"), "tile", state, range(n))
+        for tile in (0, n - 1):
+            it.press("Home" if tile == 0 else "End", "Tab")
+            state["tile"] = tile
+            steps(it, it.node.locator("#slider-step"), "step", state, range(len(passing(n, state)) + 1))
+            it.press("Home", "Shift+Tab")
+            state["step"] = 0
+        it.press("Tab")
+    assert it.node.locator("[data-value=reading]").get_attribute("aria-live") == "polite"
+
+
+@those("backward-sweeps")
+@pytest.mark.parametrize("view", ["light", "phone"])
+def test_backward_sweeps_visit_the_tiles_that_are_visible(figure, page_name, view):
+    it = figure(page_name, "backward-sweeps", view)
+    n = it.data["n"]
+    for causal, sweep, tile, step in ((True, 0, 1, 2), (True, 0, n - 1, 1), (True, 1, 1, 1), (True, 1, n - 1, n), (False, 0, n - 1, 0), (False, 1, 0, n)):
+        state = {"causal": causal, "sweep": sweep, "tile": tile, "step": step}
+        path = passing(n, state)
+        it.node.get_by_role("checkbox", name="Causal").set_checked(causal)
+        it.node.get_by_role("radio", name=("Keys’ kernel", "Queries’ kernel")[sweep], exact=True).check()
+        it.node.locator("#slider-tile").fill(str(tile))
+        it.node.locator("#slider-step").fill(str(step))
+        it.agrees(state)
+        drawn = it.node.locator("svg.map").evaluate("""map => [...map.querySelectorAll('rect')].map(
+            r => [r.classList[0], Math.floor(r.x.baseVal.value), Math.floor(r.y.baseVal.value)])""")
+        kinds = {(y, x): kind for kind, x, y in drawn if 0 <= x < n and 0 <= y < n}
+        assert [kinds[at] for at in path] == ["met"] * (step - 1) + ["now"] * (step > 0) + ["later"] * (len(path) - step)
+        rest = [(i, j) for i in range(n) for j in range(n) if (i, j) not in path]
+        assert all(kinds[i, j] == ("skipped" if causal and j > i else "other") for i, j in rest)
+        margins = {(axis, place): kind for kind, x, y in drawn for axis, place in ((0, y) if x < 0 else (1, x),) if (x < 0 or y < 0)}
+        held, other = (1, 0) if sweep == 0 else (0, 1)
+        assert [at for at, kind in margins.items() if kind == "holds"] == [(held, tile)]
+        assert [at for at, kind in margins.items() if kind == "now"] == ([(other, path[step - 1][other])] if step else [])
+        said, done = it.text("reading"), [kind for kind, *_ in drawn if kind in ("sum", "written")]
+        assert f"Program {tile} holds tile {tile} of the {('keys and values', 'queries')[sweep]}" in said
+        passes = f"Tile {path[step - 1][other]} of the {('queries', 'keys and values')[sweep]} passes by" if step else "will pass by"
+        assert passes in said and it.node.locator("#slider-step").get_attribute("max") == str(len(path))
+        assert (f"number {step} of {len(path)}" in said) == (step > 0) and ("written, once" in said) == (step == len(path))
+        assert done == ["written" if step == len(path) else "sum"] * (2 - sweep)
+    longest = {"causal": True, "sweep": 0, "tile": 0, "step": n}
+    it.node.get_by_role("checkbox", name="Causal").check()
+    it.node.get_by_role("radio", name="Keys’ kernel", exact=True).check()
+    it.node.locator("#slider-tile").fill("0")
+    it.node.locator("#slider-step").fill(str(n))
+    it.agrees(longest)
+    it.node.locator("#slider-tile").fill(str(n - 2))
+    it.agrees(longest | {"tile": n - 2, "step": 2})
+
+
 # --- the head explorer -----------------------------------------------------------------
 
 
@@ -988,6 +1076,7 @@ NEAR = {"distances": [1, 2], "curves": [{"label": "RNN", "kind": "rnn", "gain": 
 ONLINE = {"scores": [0, 1, 2], "values": [1, 2, 3], "blocks": [1, 2], "block": 2, "step": 1}
 TILES = {"n": 5, "blocks": [1, 2, 4], "block_q": 2, "block_k": 4, "causal": True, "window": 0}
 PROGRAMS = {"blocks": [2, 4], "heads": [1, 2], "workers": [2, 3], "block": 4, "head": 2, "worker": 3, "order": 0}
+SWEEPS = {"n": 4, "causal": True, "sweep": 0, "tile": 1, "step": 3}
 MASK = {"tokens": ["a", "b"], "scores": [[0, 1], [1, 0]], "real": 2, "causal": True, "window": 0, "query": 0}
 HEADS = {"texts": [{"tokens": ["a", "b"], "heads": [[[1, 0], [0.5, 0.5]]]}], "names": ["one"], "text": 0, "head": 0, "query": 1}
 
@@ -1017,6 +1106,13 @@ BEAM = {"tokens": [".", "a", "b"], "end": ".", "start": "", "max_len": 2, "table
     ("program-schedule", {**PROGRAMS, "worker": 4}, "“worker” must be one of the workers"),
     ("program-schedule", {**PROGRAMS, "blocks": [4, 40]}, "at most 12 blocks"),
     ("program-schedule", {**PROGRAMS, "order": 3}, "0, 1 or 2"),
+    ("backward-sweeps", SWEEPS, None),
+    ("backward-sweeps", {**SWEEPS, "n": 9}, "whole number from 2 to 8"),
+    ("backward-sweeps", {**SWEEPS, "causal": 1}, "“causal” must be true or false"),
+    ("backward-sweeps", {**SWEEPS, "sweep": 2}, "“sweep” must be 0 or 1"),
+    ("backward-sweeps", {**SWEEPS, "tile": 4}, "whole number from 0 to 3"),
+    ("backward-sweeps", {**SWEEPS, "step": 4}, "“step” must be a whole number from 0 to 3"),
+    ("backward-sweeps", {**SWEEPS, "causal": False, "step": 4}, None),
     ("mask-builder", MASK, None),
     ("mask-builder", {**MASK, "window": None}, None),
     ("mask-builder", {**MASK, "tokens": ["a"] * 9}, "more than the eight"),
