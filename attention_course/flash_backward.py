@@ -248,6 +248,8 @@ def _queries_kernel(
     _store_rows(DQ, dq_strides, rows, n_q, D, WIDTH, dq * scale)
 
 # %% ../nbs/14_flash_backward.ipynb #5ba76f18
+#| code-fold: true
+#| code-summary: The tiles
 # As `_TILES`: rows of a query tile, rows of a key tile, warps, stages.
 _PLAIN_BACK = {64: (32, 32, 4, 2), 128: (16, 32, 4, 2), 256: (16, 32, 8, 2)}, {64: (32, 32, 4, 2), 128: (32, 16, 4, 2), 256: (32, 16, 8, 2)}
 _TILES_BACK = {
@@ -279,6 +281,8 @@ def _tile_back(kernel: str, arch: int, dtype: torch.dtype, width: int, extras: b
     return rows, keys, warps, stages
 
 # %% ../nbs/14_flash_backward.ipynb #2d53cf3f
+#| code-fold: true
+#| code-summary: The whole launch
 def _launch_back(
     q, k, v, output, lse, d_output, d_lse=None, keep=None, *, want=(True, True, True), reach=(None, None), scale,
     softcap=None, slopes=None, starts_q=None, starts_k=None, tiles=None, tma=None,
@@ -346,6 +350,8 @@ def _launch_back(
     return [None if x is None else x.to(dtype) for x in grads]
 
 # %% ../nbs/14_flash_backward.ipynb #81934956
+#| code-fold: true
+#| code-summary: The plan, and the launch
 _WAVE = 2  # programs that a multiprocessor has room for: tiles are chosen so
 _TILES_SPLIT = {  # rows of a key tile, warps, stages
     80: {"half": {64: (128, 4, 2), 128: (64, 4, 2), 256: (32, 4, 2)}, "float32": {64: (32, 4, 2), 128: (32, 4, 2), 256: (16, 4, 2)}},
@@ -701,17 +707,21 @@ def flash_attention(
     dropout_p: float = 0.0,  # only 0: the paper drops no attention weights either
     backend: str = "auto",  # "triton", "torch" or "tiled" force a path
 ) -> Float[Tensor, "*b n_q d_v"] | tuple[Float[Tensor, "*b n_q d_v"], Float[Tensor, "*b n_q"]]:
-    """Attention whose scores never leave the chip: a kernel in Triton where there is a GPU for it.
+    """Attention whose scores never leave the chip: kernels in Triton where there is a GPU for them.
 
     `mask`, `causal` and `window` combine. Products are added up in float32, the result comes in the
     inputs' dtype. A query that may attend to nothing gets zeros and a log-sum-exp of -inf. Any strides
     will do. Packed batches have batch 1; causal, window and slopes then count inside each member.
     The log-sum-exp is natural, in float32 (float64 for float64), of shape (*b, n_q).
 
-    Where the kernel cannot run, `fused_attention` or `tiled_attention` do the same; the log says once why, and
+    Gradients reach q, k and v, from the output and from the log-sum-exp, with the same bits in each run; the
+    kernels have no second derivative (`NotImplementedError`). Few queries of many keys are split among programs.
+    torch.compile takes it whole.
+
+    Where the kernels cannot run, `fused_attention` or `tiled_attention` do the same; the log says once why, and
     `flash_backend` says it for a call.
 
-    Source: Dao 2023, Algorithm 1. Raises `TypeError` and `ValueError` for dtypes, devices, shapes
+    Source: Dao 2023, Algorithms 1 and 2; Dao et al. 2023, Flash-Decoding. Raises `TypeError` and `ValueError` for dtypes, devices, shapes
     and numbers that do not fit, and for a `backend` that cannot do what is asked.
     """
     _check_inputs(q, k, v, mask, scale, dropout_p)

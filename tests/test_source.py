@@ -136,7 +136,7 @@ def test_colab_and_source_links_open_this_very_notebook(path):
 # --- what a fresh Colab would do ---------------------------------------------
 
 IMAGE = dict(line.split("==") for line in (ROOT / "tests" / "colab_image.txt").read_text().split("\n") if "==" in line)
-EXTRAS = {"07_translation": "plots,translation", "13_flash_forward": "plots,kernels"}     # the other chapters need plots only
+EXTRAS = {"07_translation": "plots,translation", "13_flash_forward": "plots,kernels", "14_flash_backward": "plots,kernels"}  # the other chapters need plots only
 
 
 def setup_of(path):

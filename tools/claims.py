@@ -19,6 +19,7 @@ import tempfile
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 LABEL = re.compile(r"^#\|\s*label:\s*(claim-[\w-]+)\s*$", flags=re.M)
@@ -76,7 +77,9 @@ def worker() -> None:
     from IPython.core.inputtransformer2 import TransformerManager
 
     job = json.load(sys.stdin)
-    space = {"__name__": "__main__", "get_ipython": lambda: None}
+    sys.modules["__main__"] = notebook = ModuleType("__main__")  # torch.compile looks a cell's names up there
+    space = vars(notebook)
+    space["get_ipython"] = lambda: None
     outcome = {}
     for number, source in enumerate(job["cells"]):
         label = next(iter(LABEL.findall(source)), None)
