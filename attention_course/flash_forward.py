@@ -726,6 +726,14 @@ def _flash_kernel(
     tl.store(LSE + rows, lse, mask=rows < n_q)
 
 # %% ../nbs/13_flash_forward.ipynb #401748cf
+#| code-fold: true
+#| code-summary: What all launches share
+def _interpreting() -> bool:
+    "Whether the kernels were loaded with TRITON_INTERPRET=1: they then run in Python, on tensors of the CPU."
+    kernels = (_flash_kernel, tl.cdiv) if triton else ()  # ours, and Triton's own, made when it was imported
+    return bool(kernels) and all(type(kernel).__name__ == "InterpretedFunction" for kernel in kernels)
+
+
 def _extras(keep, reach, softcap, slopes) -> bool:
     "Whether something works on single scores, and wants registers for it."
     return any(extra is not None for extra in (keep, reach[0], softcap, slopes))
@@ -777,12 +785,6 @@ def _on(x: Tensor):
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 # %% ../nbs/13_flash_forward.ipynb #ecd0f7fd
-def _interpreting() -> bool:
-    "Whether the kernels were loaded with TRITON_INTERPRET=1: they then run in Python, on tensors of the CPU."
-    kernels = (_flash_kernel, tl.cdiv) if triton else ()  # ours, and Triton's own, made when it was imported
-    return bool(kernels) and all(type(kernel).__name__ == "InterpretedFunction" for kernel in kernels)
-
-
 def _launch(
     q, k, v, keep=None, *, reach=(None, None), scale, softcap=None, slopes=None, starts_q=None, starts_k=None,
     tile=None, tma=None,
