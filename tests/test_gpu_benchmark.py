@@ -55,11 +55,16 @@ def test_all_of_it_runs_from_end_to_end(tmp_path):
         assert all(isinstance(x, str | int | float | None) for x in row.values()), row
         if "ratio" in row:
             assert set(measure.NUMBERS) <= set(row) and row["ours_ms"] > 0 and row["peer"]
-            assert row["section"] == "launch" or row.get("ours_tflops", row.get("ours_gb_per_s")) > 0
+            units = ("tflops", "gb_per_s", "tokens_per_s")
+            assert row["section"] == "launch" or any(row.get(f"ours_{unit}", 0) > 0 for unit in units)
     peers = {row["peer"] for row in found["rows"] if "ratio" in row}
     assert {"FLASH", "CUDNN", "EFFICIENT", "FlexAttention", "the shipped kernel", "without TMA", "our launcher alone"} <= peers
-    assert re.search(r"gate: ALL RIGHT of 4 rows\nmatrix: ALL RIGHT of \d+ rows", done.stdout)
+    assert {"torch's choice", "the kernel for many queries", "2 × as many splits"} <= peers
+    for name, count in (("gate", "4"), ("gradients", "7"), ("matrix", r"\d+"), ("gradient matrix", r"\d+")):
+        assert re.search(rf"^{name}: ALL RIGHT of {count} rows$", done.stdout, re.M)
     assert re.search(r"headline +d=32 causal=True .* × as fast", done.stdout)
+    assert re.search(r"headline back +d=16 causal=True .* × as fast", done.stdout)
+    assert done.stdout.count("\ngoal: ") == done.stdout.count(": not measured\n") == 4, "a rehearsal says nothing of a GPU"
 
     kept = (tmp_path / "gpu-cpu.json").read_text()      # once more: nothing is left to do
     again = script("--dry-run", "--out", tmp_path, "--resume")
@@ -72,14 +77,28 @@ def test_the_search_for_tiles_runs_too(tmp_path):
     done = script("--dry-run", "--only", "d=16,causal=true", "--out", tmp_path / "found.json", name="gpu_tiles")
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
-    assert [row["tile"] for row in rows] == ["128x64x4x2", "128x64x4x3"] and all(row["ratio"] > 0 for row in rows)
+    assert [(row["kernel"], row["tile"]) for row in rows] == [
+        ("forward", "128x64x4x2"), ("forward", "128x64x4x3"), ("keys", "128x64x4x2"), ("keys", "128x64x4x3"),
+        ("queries", "128x64x4x2"), ("queries", "128x64x4x3"),
+    ]  # fmt: skip
+    assert all(row["ratio"] > 0 and "error" not in row for row in rows)
+
+
+def test_what_stays_in_memory_decides_on_the_tiles_that_are_tried():
+    "For its gradient a tile of queries needs room for that of the output, too; keys and values have two sums."
+    assert (128, 128, 8, 3) in gpu_tiles.tiles("forward", 128) and (128, 128, 8, 3) not in gpu_tiles.tiles("queries", 128)
+    assert (128, 64, 4, 2) in gpu_tiles.tiles("queries", 128)
+    assert (32, 128, 8, 2) in gpu_tiles.tiles("keys", 128) and (32, 128, 4, 2) not in gpu_tiles.tiles("keys", 128)
 
 
 def test_cases_are_listed(capsys, monkeypatch):
     monkeypatch.setattr(gpu, "course_or_none", lambda: types.SimpleNamespace(_RUNGS={"1-rows": "", "2-tiles": ""}))
     assert measure.run("gpu", gpu, measure.options(several=False).parse_args(["--list"])) == 0
     listed = capsys.readouterr().out
-    assert listed.startswith("section=environment\nsection=gate,dtype=bfloat16,d=128,causal=True\n")
+    assert listed.startswith("section=environment\nsection=ceilings,what=matmul\n")
+    assert listed.count("section=backward") == 30 and listed.count("section=decode") == 7
+    assert "section=gradients,dtype=bfloat16,d=128,causal=True\n" in listed
+    assert "section=gradients,feature=groups,dtype=float32,n_q=1000\n" in listed
     assert listed.count("section=forward") == 36 and "section=forward,d=64,causal=False,length=1024" in listed
     assert "section=ladder,rung=1-rows,d=128,causal=True,length=1024\nsection=ladder,rung=2-tiles,d=128,causal=True,length=8192\n" in listed
 
@@ -96,7 +115,7 @@ def test_sections_are_chosen_by_name():
 
     assert chosen("headline") == {"headline"} and chosen("headline,ladder") == {"headline", "ladder"} == chosen("headline", "ladder")
     assert all(case["d"] == 64 and case["causal"] for case in measure.wanted(list(gpu.cases(quick=False)), ["forward,d=64,causal=true"]))
-    with pytest.raises(SystemExit, match="there is no section headlines; there are environment, gate"):
+    with pytest.raises(SystemExit, match="there is no section headlines; there are environment, ceilings"):
         chosen("headlines")
     with pytest.raises(SystemExit, match="but no depth"):
         chosen("forward,depth=3")
@@ -104,11 +123,18 @@ def test_sections_are_chosen_by_name():
 
 def test_most_important_first_and_largest_first():
     sections = list(dict.fromkeys(case["section"] for case in gpu.cases(quick=False)))
-    assert sections[:4] == ["environment", "gate", "ceilings", "headline"]
+    assert sections[:4] == ["environment", "ceilings", "gate", "gradients"], "nothing is timed before it is known to be right"
+    assert sections[4:9] == ["headline", "headline back", "decode", "memory", "training"]
     (headline,) = gpu.headline_cases(quick=False)
     assert headline == {"d": 128, "causal": True, "length": 16384}
     grid = list(gpu.forward_cases(quick=False))
     assert len(grid) == 36 and [case["length"] for case in grid] == sorted((case["length"] for case in grid), reverse=True)
+    assert list(gpu.headline_back_cases(quick=False)) == [{"d": d, "causal": True, "length": 8192} for d in (128, 64)]
+    grid = list(gpu.backward_cases(quick=False))
+    assert len(grid) == 30 and max(case["length"] for case in grid) == 16384 and min(case["length"] for case in grid) == 1024
+    assert all(case["d"] == 256 for case in grid[20:]) and {case["d"] for case in grid[:20]} == {64, 128}
+    decoded = list(gpu.decode_cases(quick=False))
+    assert decoded[0] == {"d": 128, "batch": 16, "length": 131072, "padded": False} and decoded[-1]["padded"]
     assert len(list(gpu.cases(quick=True))) < len(list(gpu.cases(quick=False)))
 
 
@@ -131,6 +157,48 @@ def test_operations_are_counted_as_the_papers_do():
     assert gpu.flops(q[:, :, :1], k[..., :64], v, False) == 2 * 2 * 16 * 1 * 8192 * (128 + 128)
     grouped = torch.empty(2, 4, 8192, 128, device="meta")
     assert gpu.flops(q, grouped, grouped, False) == gpu.flops(q, k, v, False), "query heads do the work"
+
+
+def worked(monkeypatch, rows, case):
+    "What a section says that its calls work, and how often they are launched: the arguments of its contest."
+    seen = []
+    monkeypatch.setattr(gpu, "contest", lambda calls, timed, **options: seen.append(({**options}, calls)) or [])
+    rows(case, None)
+    return seen[0]
+
+
+def test_work_is_counted(tiny, monkeypatch):
+    monkeypatch.setattr(gpu, "trust", lambda case: None)
+    case = {"d": 16, "causal": True, "length": 32}
+    forward = 4 * 1 * 2 * 32**2 * 16        # batch, heads, length, width
+    options, calls = worked(monkeypatch, gpu.backward, case)
+    assert options["work"] == 2.5 * forward / 2 and list(calls) == ["ours", "FLASH", "CUDNN"]
+    options, _ = worked(monkeypatch, gpu.backward, {**case, "causal": False})
+    assert options["work"] == 2.5 * forward
+    for kernel, products in (("keys", 4), ("queries", 3)):
+        assert worked(monkeypatch, gpu.variants_back, {**case, "kernel": kernel})[0]["work"] == products * forward / 2 / 2
+    heads, kv, *_ = gpu.size.decoded
+    for rows in (gpu.decode, gpu.variants_split):
+        options, _ = worked(monkeypatch, rows, {"d": 32, "batch": 2, "length": 24, "padded": False})
+        assert options["unit"] == "gb_per_s"
+        assert options["work"] == 2 * kv * 24 * (32 + 32) * 2, "keys and values once, 2 bytes a number"
+    (case,) = gpu.training_cases(quick=True)
+    options, _ = worked(monkeypatch, gpu.training, case)
+    assert options["work"] == gpu.STEPS * case["batch"] * case["length"] and options["unit"] == "tokens_per_s"
+
+
+def test_only_the_way_back_is_timed_and_gradients_do_not_add_up(tiny):
+    x, forward = torch.ones(3, requires_grad=True), []
+    call = gpu.back(lambda: forward.append(1) or x * x, [x], torch.ones(3))
+    with torch.no_grad():
+        assert all(torch.equal(call()[0], 2 * x) for _ in range(3))
+    assert forward == [1] and x.grad is None
+
+
+def test_several_results_are_compared_by_the_worst():
+    x = torch.ones(4)
+    assert gpu.differ((x, x), (x, x)) == 0 and gpu.differ((x, 1.5 * x), (x, x)) == pytest.approx(0.5)
+    assert math.isnan(gpu.differ((x, math.nan * x, x), (x, x, x)))
 
 
 def test_tokens_and_width_stay_the_same(tiny, monkeypatch):
@@ -209,6 +277,85 @@ def test_the_matrix_sees_a_wrong_log_sum_exp(tiny, monkeypatch):
     assert row["failed"] == 1 and "WRONG: lse" in row["error"]
 
 
+def wrong_gradients(monkeypatch, factor):
+    "Gradients of keys are wrong from now on."
+    back = gpu.course("flash_backward")
+    right = back._launch_back
+
+    def wrong(*args, **options):
+        dq, dk, dv = right(*args, **options)
+        return dq, dk * factor, dv
+
+    monkeypatch.setattr(back, "_launch_back", wrong)
+
+
+@pytest.mark.parametrize("factor", [1.05, math.nan])
+def test_a_wrong_gradient_is_seen_and_nothing_is_timed(tiny, monkeypatch, factor):
+    gate, feature = {"dtype": "float16", "d": 16, "causal": True}, {"feature": "all at once", "dtype": "float16", "n_q": 5}
+    for case in (gate, feature):
+        assert "error" not in gpu.gradients(case, None)[0]
+    gpu.trust({"d": 16, "causal": True})
+    wrong_gradients(monkeypatch, factor)
+    for case in (gate, feature):
+        (row,) = gpu.gradients(case, None)
+        assert row["error"].startswith("WRONG: dk is off by") and row["error"].count("is off by") == 1
+        assert all(math.isfinite(x) for x in row.values() if isinstance(x, float))
+
+    def never(*_, **__):
+        raise AssertionError("something was timed")
+
+    monkeypatch.setattr(gpu, "contest", never)
+    backward, training = {"d": 16, "causal": True, "length": 32}, next(gpu.training_cases(quick=True))
+    for rows, case in ((gpu.backward, backward), (gpu.others_back, backward), (gpu.training, training)):
+        with pytest.raises(RuntimeError, match="not timed, for the gradients are WRONG: dk is off by"):
+            rows(case, never)
+
+
+@slow
+def test_losses_that_part_are_an_error(tiny, monkeypatch):
+    "Gradients that are wrong by little leave the first loss as it is."
+    (case,) = gpu.training_cases(quick=True)
+    monkeypatch.setattr(gpu, "trust", lambda case: None)
+    (row,) = gpu.training(case, gpu.rehearsed)
+    assert "error" not in row and row["ours_loss"] == pytest.approx(row["peer_loss"], rel=2e-3)
+    wrong_gradients(monkeypatch, 1.2)
+    (row,) = gpu.training(case, gpu.rehearsed)
+    assert row["error"].startswith("WRONG: ours and torch's choice differ by")
+
+
+def test_padding_is_on_the_left(tiny):
+    (q, k, v), mask = gpu.decode_inputs({"d": 16, "batch": 2, "length": 24, "padded": True})
+    assert q.shape == (2, 4, 1, 16) and k.shape == v.shape == (2, 2, 24, 16) and mask.shape == (2, 1, 1, 24)
+    assert [row.squeeze().int().tolist() for row in mask] == [24 * [1], 6 * [0] + 18 * [1]]
+
+
+def test_what_is_wanted_is_met_or_missed():
+    def said(*rows):
+        named = [dict.fromkeys(("who", "what", "padded"), "") | row for row in rows]
+        text = gpu.summary([{"section": "ceilings", "gb_per_s": 4000.0}, *named])
+        return [line for line in text.split("\n") if line.startswith("goal: ")]
+
+    def back(ratio, **more):
+        numbers = {"ratio": ratio, "q1": ratio, "q3": ratio, "ours_tflops": 1.0, "peer_tflops": 1.0, "peer": "FLASH"}
+        return {"section": "backward", "d": 128, "causal": True, "length": 2048, **numbers, **more}
+
+    def decoded(speed, **more):
+        numbers = {"ratio": 1.0, "q1": 1.0, "q3": 1.0, "ours_gb_per_s": speed, "peer_gb_per_s": 1.0, "peer": "FLASH, enable_gqa"}
+        return {"section": "decode", "d": 128, "batch": 16, "length": 131072, "padded": False, **numbers, **more}
+
+    def kept(much):
+        return {"section": "memory", "what": "both", "who": "ours", "length": 32768, "extra_bytes": 1, "bytes_a_query": much}
+
+    assert [line.rsplit(": ", 1)[1] for line in said()] == 4 * ["not measured"]
+    others = back(2.0, peer="CUDNN"), back(2.0, length=1024), back(2.0, d=256), decoded(3000.0, length=32768)
+    floor, target, decoding, memory = said(back(0.9), back(0.95), decoded(3300.0), kept(8.0), *others)
+    assert "(floor): MET (1.05 × in the worst of 2 cases)" in floor and "(target): MISSED (1.05 ×" in target
+    assert ": MET (82%" in decoding and ": MET (8 in" in memory
+    floor, target, decoding, memory = said(back(0.8), back(0.8, error="WRONG"), decoded(3100.0), kept(12.0))
+    assert "MISSED (1 rows have an error)" in floor and "MISSED (78%" in decoding and "MISSED (12 in" in memory
+    assert "(floor): MISSED (0.99 ×" in said(back(1.01), back(0.5))[0] and "(target): MET (1.25 ×" in said(back(0.8))[1]
+
+
 def test_every_feature_does_something(tiny):
     "Each changes the result, so that a kernel that forgot it would be seen; queries are the last of more keys."
     lengths = (9, 100, 16, 16)
@@ -230,16 +377,19 @@ def test_every_feature_does_something(tiny):
     assert q.shape[1] == 2 * k.shape[1]
 
 
-def test_memory_that_should_not_be_used_is_an_error(tiny, monkeypatch):
+@pytest.mark.parametrize("what, needed, a_query", [("forward", 1, 4), ("both", 4, 8)])
+def test_memory_that_should_not_be_used_is_an_error(tiny, monkeypatch, what, needed, a_query):
+    "Output, and with gradients those of three tensors, are needed; so is the log-sum-exp, and then a number more."
     from unittest import mock
 
-    case = {"who": "ours with log-sum-exp", "d": 16, "length": 32}
-    outputs = 2 * 32 * 16 * 2       # heads · length · width · bytes
-    for extra, wrong in ((4 * 2 * 32, False), (8 * 2 * 32, True)):
-        gauge = mock.MagicMock(**{"memory_allocated.return_value": 1000, "max_memory_allocated.return_value": 1000 + outputs + extra})
-        monkeypatch.setattr(gpu, "mock", types.SimpleNamespace(MagicMock=lambda **_: gauge))
+    case = {"what": what, "who": "ours", "d": 16, "length": 32}
+    needed *= 2 * 32 * 16 * 2       # heads · length · width · bytes
+    for extra, wrong in ((a_query * 2 * 32, False), ((a_query + 4) * 2 * 32, True)):
+        peak = {"memory_allocated.return_value": 1000, "max_memory_allocated.return_value": 1000 + needed + extra}
+        gauge = mock.MagicMock(**peak)
+        monkeypatch.setattr(gpu, "mock", types.SimpleNamespace(MagicMock=lambda gauge=gauge, **_: gauge))
         (row,) = gpu.memory(case, None)
-        assert row["extra_bytes"] == extra and ("error" in row) == wrong
+        assert row["extra_bytes"] == extra and row["bytes_a_query"] == extra / 64 and ("error" in row) == wrong
 
 
 # --- a run that meets trouble -------------------------------------------------------------
@@ -421,7 +571,7 @@ def test_time_is_the_gpus_with_a_cold_cache_and_the_host_ahead(monkeypatch):
 
 
 COMPILE = f"""
-import sys
+import importlib, sys
 sys.path.insert(0, {str(ROOT / "benchmarks")!r})
 import torch
 from triton.backends.compiler import GPUTarget
@@ -440,13 +590,12 @@ class Absent:
 
 driver.set_active(Absent())
 import gpu
-from attention_course import flash_forward
 
-launched = []
-gpu.course = lambda: flash_forward
+gpu.course = lambda name="flash_forward": importlib.import_module("attention_course." + name)
 x = torch.randn(1, 2, 256, 64, dtype=torch.float16)
 tile = (64, 64, 4, 2)
 calls = [gpu.launch(x[:, :, :n], x[:, :, :n], x[:, :, :n], causal, tile=tile, tma=True) for n in (256, 128, 64) for causal in (False, True)]
+calls += [gpu.launched(*4 * [x[:, :, :n]], causal=True) for n in (256, 128)]
 print("kernels:", gpu.compiled([*calls, lambda: 1 / 0]))
 print("again:", gpu.compiled(calls))
 """
@@ -458,9 +607,10 @@ def test_kernels_are_compiled_and_not_launched(tmp_path):
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    assert "kernels: 2\n" in done.stdout and "not compiled: ZeroDivisionError" in done.stdout
-    assert done.stdout.count("not loaded: RuntimeError: no GPU") == 4, "both kernels, twice"
-    assert len(list(tmp_path.rglob("*.cubin"))) == 2
+    kernels = 2 + 4     # with and without a mask; then output, delta, gradients of keys and values, of queries
+    assert f"kernels: {kernels}\n" in done.stdout and "not compiled: ZeroDivisionError" in done.stdout
+    assert done.stdout.count("not loaded: RuntimeError: no GPU") == 2 * kernels, "all of them, twice"
+    assert len(list(tmp_path.rglob("*.cubin"))) == kernels
 
 
 def test_every_section_prepares_the_kernels_that_its_rows_launch(tiny, monkeypatch):
