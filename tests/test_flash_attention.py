@@ -1,7 +1,7 @@
-"""The forward kernel of chapter 13 and the paths around it, against closed formulas in float64.
+"""What `flash_attention` computes, by the kernel of chapter 13, against closed formulas in float64; and the paths around it.
 
-Without a GPU the kernel is interpreted (tests/conftest.py). By default its features are combined so that every two meet once;
-`make interpret` runs three times as many combinations, and longer sequences.
+By default features are combined so that every two meet once; `make interpret` runs three times as many combinations, and longer
+sequences. Gradients, few queries and all that an operator of torch must bear stand in test_flash_backward.py.
 """
 
 import logging
@@ -9,72 +9,30 @@ import math
 import os
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 import torch
 from torch.autograd import forward_ad
 
-from attention_course import flash_attention, flash_backend, flash_forward, fused_attention, padding_mask, tiled_attention
+from attention_course import (
+    flash_attention, flash_backend, flash_backward, flash_forward, fused_attention, padding_mask, tiled_attention,
+)  # fmt: skip
 from attention_course.multi_head import MultiHeadAttention
+from kernels import (
+    CAPS, DEVICE, DTYPES, HEADS, KEEPS, LAYOUTS, LONG, PACKS, SCALES, SEES, SLOPES, TMA,
+    each_case, force, keep_of, kernel, lay, launches, needs_triton, reference, slopes_of, starts_of, unwritten_memory_is_nan,
+)  # fmt: skip
 from variants import KERNELS, draw, pairwise
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-LONG = os.environ.get("INTERPRET") == "all"
 # Absolute, for values of about 1: one rounding of the weights and one of the result.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-needs_triton = pytest.mark.skipif(not KERNELS, reason="triton 3.4 or newer is not installed")
-kernel = partial(flash_attention, backend="triton")
-
-
-@pytest.fixture(autouse=True)
-def unwritten_memory_is_nan():
-    "What a kernel forgets to write must not happen to be right."
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    assert torch.empty(1000).isnan().all() and torch.ones(1).new_empty(1000).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-def reference(q, k, v, keep=None, causal=False, window=None, scale=None, softcap=None, slopes=None):
-    "Output and log-sum-exp from closed formulas, in float64."
-    q, k, v = (x.detach().cpu().double() for x in (q, k, v))
-    served = torch.arange(q.shape[1]) * k.shape[1] // q.shape[1]
-    scores = q @ k[:, served].mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    n_q, n_k = scores.shape[-2:]
-    steps = torch.arange(n_k - n_q, n_k)[:, None] - torch.arange(n_k)
-    if slopes is not None:
-        scores = scores - slopes.cpu().double()[..., None, None] * steps.abs()
-    seen = torch.ones_like(scores, dtype=torch.bool)
-    if causal:
-        seen = seen & (steps >= 0)
-    if window is not None:
-        seen = seen & (steps.abs() < window)
-    if keep is not None:
-        seen = seen & keep.cpu()
-    scores = scores.masked_fill(~seen, -math.inf)
-    top = scores.amax(-1, keepdim=True).nan_to_num(neginf=0) if n_k else 0
-    exps = (scores - top).exp()
-    total = exps.sum(-1, keepdim=True)
-    lse = (total.log() + top)[..., 0]
-    return exps / total.masked_fill(total == 0, 1) @ v[:, served], lse
+pytestmark = pytest.mark.usefixtures("unwritten_memory_is_nan")
 
 
 # --- the feature matrix ----------------------------------------------------------------------------------------------
 
 LENGTHS = ((1, 1), (7, 7), (64, 64), (65, 65), (129, 129), (2, 5), (5, 2), (1, 64), (17, 33), (64, 16), (40, 150))
-HEADS = ((1, 1, 1), (2, 2, 2), (1, 4, 2), (2, 2, 1))  # batch, heads, key/value heads
 WIDTHS = ((16, 16), (33, 33), (40, 40), (80, 80), (64, 64), (16, 48), (48, 16), (128, 128), (192, 24), (1, 256))
-DTYPES = (torch.float16, torch.float32, torch.bfloat16)
-SEES = ((False, None), (True, None), (True, 1), (True, 9), (False, 2), (False, 30), (True, 1000))  # causal, window
-KEEPS = (None, "padding", "all", "scattered")
-CAPS = (None, 3.0)
-SLOPES = (None, "heads", "batch")
-SCALES = (None, 0.3, -0.5, 0.0)
-LAYOUTS = ("plain", "tokens first", "columns apart", "part of a larger one", "one row for all")
-TMA = (False, True)
 TILES = (None, (32, 16, 4, 2), (16, 64, 4, 2))
 FACTORS = (LENGTHS, HEADS, WIDTHS, DTYPES, SEES, KEEPS, CAPS, SLOPES, SCALES, LAYOUTS, TMA, TILES)
 CASES = [list(case) for case in pairwise(FACTORS)]
@@ -83,47 +41,17 @@ if LONG:  # the same table twice more, other values side by side
     CASES += [[(300, 300), (1, 2, 1), (64, 64), dtype, sees, None, None, None, None, "plain", tma, None] for dtype in DTYPES for sees in SEES for tma in TMA]
 
 
-def lay(x, layout):
-    "The same numbers, otherwise in memory; around a part of a larger tensor there is NaN."
-    match layout:
-        case "tokens first":
-            return x.transpose(1, 2).contiguous().transpose(1, 2)
-        case "columns apart":
-            return x.mT.contiguous().mT
-        case "part of a larger one":
-            larger = x.new_full((x.shape[0] + 1, x.shape[1] + 1, x.shape[2] + 3, x.shape[3] + 8), math.nan)
-            larger[1:, 1:, 2:-1, 8:] = x
-            return larger[1:, 1:, 2:-1, 8:]
-        case "one row for all":
-            return x[:, :, :1].expand(x.shape)
-    return x
-
-
-def keep_of(kind, batch, n_k):
-    if kind is None:
-        return None
-    if kind == "scattered":
-        return draw(batch, 1, 1, n_k, seed=7) > -0.3
-    return padding_mask([0 if kind == "all" else max(1, n_k // 2), *[n_k] * (batch - 1)], n_k)
-
-
-def names(case):
-    return "-".join(str(x).replace("torch.", "").replace(" ", "") for x in case)
-
-
 @needs_triton
-@pytest.mark.parametrize("case", [pytest.param(case, id=names(case), marks=[pytest.mark.slow] * (i >= 25)) for i, case in enumerate(CASES)])
+@each_case(CASES)
 def test_the_kernel_equals_the_closed_formula(case, monkeypatch):
     (n_q, n_k), (b, h, kv), (d, d_v), dtype, (causal, window), kept, cap, slopes, scale, layout, tma, tile = case
     q, k, v = (
         lay(draw(*shape, seed=seed, dtype=dtype), layout).to(DEVICE)
         for seed, shape in enumerate([(b, h, n_q, d), (b, kv, n_k, d), (b, kv, n_k, d_v)])
     )
-    keep = keep_of(kept, b, n_k)
-    slopes = {None: None, "heads": draw(h, seed=3).abs(), "batch": draw(b, h, seed=3).abs()}[slopes]
+    keep, slopes = keep_of(kept, b, n_k), slopes_of(slopes, b, h)
     asked = dict(causal=causal, window=window, scale=scale, softcap=cap)
-    launch = flash_forward._launch
-    monkeypatch.setattr(flash_forward, "_launch", lambda *args, **options: launch(*args, **options, tma=tma, tile=tile))
+    force(monkeypatch, tma=tma, tile=tile)
     before = [x.clone() for x in (q, k, v)]
     on_device = [None if x is None else x.to(DEVICE) for x in (keep, slopes)]
     output, lse = kernel(q, k, v, on_device[0], alibi_slopes=on_device[1], return_lse=True, **asked)
@@ -141,28 +69,16 @@ def test_the_kernel_equals_the_closed_formula(case, monkeypatch):
 
 # --- packed batches --------------------------------------------------------------------------------------------------
 
-PACKS = {  # lengths of queries and of keys, member by member
-    "ragged": ([5, 33, 1, 16], [5, 33, 1, 16]),
-    "empty members": ([0, 0, 5, 0], [0, 3, 0, 6]),  # cu_q 0 0 0 5 5, cu_k 0 0 3 3 9
-    "queries without keys": ([4, 5], [0, 7]),
-    "other lengths": ([2, 70, 5], [70, 2, 40]),
-    "one token each": ([1] * 9, [1] * 9),
-    "one member": ([20], [20]),
-    "many after a long one": ([64, 1, 1, 1, 1], [3, 64, 1, 2, 9]),
-}
-
-
 @needs_triton
 @pytest.mark.parametrize("sees", [(False, None), (True, None), (True, 6), (False, 4)])
 @pytest.mark.parametrize("pack", PACKS)
 def test_packed_members_are_alone(pack, sees, monkeypatch):
     lengths_q, lengths_k = PACKS[pack]
-    starts_q, starts_k = (torch.tensor([0, *torch.tensor(x).cumsum(0)], dtype=torch.int32, device=DEVICE) for x in (lengths_q, lengths_k))
+    starts_q, starts_k = starts_of(lengths_q), starts_of(lengths_k)
     q, k, v = draw(1, 4, sum(lengths_q), 16, seed=0), draw(1, 2, sum(lengths_k), 16, seed=1), draw(1, 2, sum(lengths_k), 16, seed=2)
     slopes = draw(4, seed=3).abs()
     asked = dict(causal=sees[0], window=sees[1])
-    launch = flash_forward._launch
-    monkeypatch.setattr(flash_forward, "_launch", lambda *args, **options: launch(*args, **options, tile=(16, 16, 4, 2)))
+    force(monkeypatch, tile=(16, 16, 4, 2))
     output, lse = kernel(
         *(x.float().to(DEVICE) for x in (q, k, v)), cu_seqlens_q=starts_q, cu_seqlens_k=starts_k, alibi_slopes=slopes.to(DEVICE),
         return_lse=True, **asked)
@@ -198,8 +114,7 @@ def test_starts_may_lie_apart_in_memory():
 @needs_triton
 @pytest.mark.parametrize("tma", TMA)
 def test_g66_what_lies_beyond_the_tensors_is_not_read(tma, monkeypatch):
-    launch = flash_forward._launch
-    monkeypatch.setattr(flash_forward, "_launch", lambda *args, **options: launch(*args, **options, tma=tma, tile=(32, 16, 4, 2)))
+    force(monkeypatch, tma=tma, tile=(32, 16, 4, 2))
     for n in (1, 15, 16, 17, 33):
         behind = [torch.full((1, 1, n + 40, 24), math.nan, device=DEVICE) for _ in range(3)]
         q, k, v = (x[:, :, :n, :16] for x in behind)
@@ -276,22 +191,12 @@ def test_every_query_head_reads_the_keys_of_its_group():
 
 
 @needs_triton
-def test_one_axis_of_programs_holds_more_heads_than_65535(monkeypatch):
+def test_one_axis_of_programs_holds_more_heads_than_65535(launches):
     "An axis y or z of a grid ends at 65,535, which the interpreter would not notice."
-    grids = []
-    real = flash_forward._flash_kernel
-
-    class Watched:
-        def __getitem__(self, grid):
-            grids.append(grid)
-            return lambda *args, **options: None
-
-    monkeypatch.setattr(flash_forward, "_flash_kernel", Watched())
-    monkeypatch.setattr(flash_forward, "_why_not_triton", lambda *_: "")
+    launches.dry = True
     q = torch.empty(70_000, 1, 1, 16, device=DEVICE)
     kernel(q, q, q)
-    assert grids == [(70_000,)]
-    assert real is not flash_forward._flash_kernel
+    assert [(name, grid) for name, grid, _ in launches] == [("flash", (70_000,))]
 
 
 @needs_triton
@@ -299,35 +204,9 @@ def test_one_axis_of_programs_holds_more_heads_than_65535(monkeypatch):
 def test_any_order_of_programs_covers_all_blocks(together, monkeypatch):
     "Heads go in sets whose keys fit the cache; here 1, 2 or 4 of 5, the last set smaller."
     q, k, v = (draw(1, 5, 40, 16, seed=seed, dtype=torch.float32).to(DEVICE) for seed in range(3))
-    launch = flash_forward._launch
-    monkeypatch.setattr(flash_forward, "_launch", lambda *args, **options: launch(*args, **options, tile=(16, 16, 4, 2)))
+    force(monkeypatch, tile=(16, 16, 4, 2))
     monkeypatch.setattr(flash_forward, "_l2_bytes", lambda _: together * 2 * 40 * 32 * 4)
     torch.testing.assert_close(kernel(q, k, v, causal=True).cpu().double(), reference(q, k, v, causal=True)[0], atol=1e-5, rtol=0)
-
-
-OFFSETS = """
-import torch
-from attention_course import flash_attention
-row = (1 << 30) + 64  # numbers from one row to the next: the third row begins beyond 2^31 of them
-memory = torch.empty(2 * row + 16, dtype=torch.float16)  # 4 GiB, of which three rows are touched
-far = memory.as_strided((1, 1, 3, 16), (0, 0, row, 1))
-near = torch.randn(1, 1, 3, 16, generator=torch.Generator().manual_seed(0)).half()
-far.copy_(near)
-for causal in (False, True):
-    right = flash_attention(near, near, near, causal=causal, backend="triton")
-    assert torch.equal(flash_attention(far, far, far, causal=causal, backend="triton"), right)
-starts = torch.tensor([0, 1, 3], dtype=torch.int32)
-packed = dict(cu_seqlens_q=starts, cu_seqlens_k=starts, backend="triton")
-assert torch.equal(flash_attention(far, far, far, **packed), flash_attention(near, near, near, **packed))
-"""
-
-
-@needs_triton
-@pytest.mark.skipif(DEVICE != "cpu", reason="tests/test_flash_gpu.py has it for GPUs")
-def test_rows_beyond_two_to_the_31_numbers():
-    "In a process of its own: with 32-bit offsets it would crash."
-    run = subprocess.run([sys.executable, "-c", OFFSETS], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:] or run.returncode
 
 
 @needs_triton
@@ -433,16 +312,16 @@ def test_gpus_before_sm_80_go_to_torch(capability, path, monkeypatch, no_shape_c
         device, is_cuda, dtype, shape, requires_grad = torch.device("cuda", 0), True, torch.float16, (1, 2, 5, 16), False
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
-    monkeypatch.setattr(flash_forward, "_interpreting", lambda: False)
+    monkeypatch.setattr(flash_backward, "_interpreting", lambda: False)
     monkeypatch.setattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda x: False)
     x = OnGpu()
-    found, why = flash_forward._choose("auto", x, x, x, "")
+    found, why = flash_backward._choose("auto", x, x, x, "")
     assert found == path
     if path == "torch":
         assert f"sm_{capability[0]}{capability[1]}" in why and "sm_80" in why
         with pytest.raises(ValueError, match=r"backend='triton'.*sm_80 or newer"):
-            flash_forward._choose("triton", x, x, x, "")
-        assert flash_forward._choose("auto", x, x, x, "softcap")[0] == "tiled"
+            flash_backward._choose("triton", x, x, x, "")
+        assert flash_backward._choose("auto", x, x, x, "softcap")[0] == "tiled"
     arch = 10 * capability[0] + capability[1]
     if path == "triton":
         for dtype in (torch.float16, torch.float32):
@@ -456,25 +335,23 @@ def test_gpus_before_sm_80_go_to_torch(capability, path, monkeypatch, no_shape_c
 
 def test_reasons(monkeypatch):
     def why(*args):
-        return flash_forward._why_not_triton(*args)
+        return flash_backward._why_not_triton(*args)
 
     if KERNELS:
         assert why(*small) == ""
         assert "float64" in why(*(x.double() for x in small))
         assert "257 wide" in why(*(torch.ones(1, 1, 2, 257),) * 3)
-        assert "gradient" in why(small[0].clone().requires_grad_(), *small[1:])
-        with torch.no_grad():
-            assert why(small[0].clone().requires_grad_(), *small[1:]) == ""
+        assert why(small[0].clone().requires_grad_(), *small[1:]) == ""
         assert "meta" in why(*(x.to("meta") for x in small))
         with forward_ad.dual_level():
             assert "forward-mode" in why(forward_ad.make_dual(small[0], small[1]), *small[1:])
         with monkeypatch.context() as patch:
-            patch.setattr(flash_forward.triton, "__version__", "3.1.0")
+            patch.setattr(flash_backward.triton, "__version__", "3.1.0")
             assert "3.1.0 is too old" in why(*small)
         with monkeypatch.context() as patch:
-            patch.setattr(flash_forward, "_interpreting", lambda: False)
+            patch.setattr(flash_backward, "_interpreting", lambda: False)
             assert "TRITON_INTERPRET" in why(*small)
-    monkeypatch.setattr(flash_forward, "triton", None)
+    monkeypatch.setattr(flash_backward, "triton", None)
     assert why(*small) == "triton is not installed"
     with pytest.raises(ValueError, match="backend='triton': triton is not installed"):
         kernel(*small)
@@ -492,14 +369,14 @@ def test_a_mask_or_slopes_that_are_mapped_over_are_not_for_the_kernel(name, no_s
 
 
 @needs_triton
-def test_a_soft_cap_too_large_for_the_kernel_goes_to_tiles():
-    "Its tanh is off by 1e-7, and the cap times that in a score."
-    with pytest.raises(ValueError, match="backend='triton': softcap is 10000.0, and beyond 1000"):
-        kernel(*(x.to(DEVICE) for x in small), softcap=1e4)
-    assert flash_backend(*(x.to(DEVICE) for x in small), softcap=1e4)[0] == "tiled"
-    for cap in (100.0, 1000.0):
-        lse = kernel(*(x.to(DEVICE) for x in small), softcap=cap, return_lse=True)[1]
-        assert (lse.cpu() - reference(*small, softcap=cap)[1]).abs().max() < cap * 3e-7
+@pytest.mark.parametrize("cap", [1.0, 1e2, 1e4, 1e6, 1e30])
+@pytest.mark.parametrize("size", [1.0, 30.0])
+def test_a_cap_far_above_the_scores_changes_them_little_and_one_below_them_much(cap, size):
+    q, k, v = (size * x.to(DEVICE) if i < 2 else x.to(DEVICE) for i, x in enumerate(small))
+    output, lse = kernel(q, k, v, softcap=cap, return_lse=True)
+    right, right_lse = reference(q, k, v, softcap=cap)
+    bound = 1e-6 * max(1, min(size**2, cap))  # scores as large as that have no more digits
+    assert (lse.cpu() - right_lse).abs().max() < bound and (output.cpu() - right).abs().max() < 4 * bound
 
 
 @pytest.mark.usefixtures("no_shape_check")
@@ -514,7 +391,7 @@ def test_what_a_call_refuses_its_path_refuses():
 
 
 def test_the_log_says_once_why_another_path_is_taken(caplog):
-    flash_forward._say_once.cache_clear()
+    flash_backward._say_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="attention_course"):
         for _ in range(3):
             flash_attention(*small)

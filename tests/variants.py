@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from einops import rearrange
 
 from attention_course.attention import scaled_dot_product_attention
-from attention_course.flash_forward import _OLDEST_TRITON, flash_attention, triton
+from attention_course.flash_backward import _OLDEST_TRITON, flash_attention, triton
 from attention_course.masking import (
     causal_mask, combine_masks, document_mask, fused_attention, padding_mask, prefix_mask, to_additive, window_mask,
 )
@@ -270,29 +270,6 @@ def flash(q, k, v, mask=None, *, dropout_p=0.0, training=True, **options):
     return flash_attention(q, k, v, mask, dropout_p=dropout_p if training else 0.0, **options)
 
 
-class _Kernel(torch.autograd.Function):
-    "The kernel's output with the gradients of its reference: it has none of its own."
-
-    @staticmethod
-    def forward(ctx, q, k, v, mask, options):
-        ctx.save_for_backward(q, k, v, mask)
-        ctx.options = options
-        return flash_attention(q, k, v, mask, backend="triton", **options)
-
-    @staticmethod
-    def backward(ctx, upstream):
-        *inputs, mask = ctx.saved_tensors
-        with torch.enable_grad():
-            inputs = [x.detach().requires_grad_() for x in inputs]
-            output = tiled_attention(*inputs, mask, **ctx.options)
-        return *torch.autograd.grad(output, inputs, upstream), None, None
-
-
-def kernel(q, k, v, mask=None, **options):
-    return _Kernel.apply(q, k, v, mask, options)
-
-
-
 def identity_module(q, k, v, *, fused=False, cross=False, attend=None, dropout=0.0, rotary=None):
     """A module whose projections hand q, k and v on unchanged, with its inputs, x and context.
 
@@ -524,7 +501,7 @@ VARIANTS = [
     Variant("tiled_whole", partial(tiled, block_q=1000, block_k=1000), features=FEATURES, drops=False, thorough=False),
     Variant("flash", flash, masks=PADDING, features=FEATURES, drops=False, lacks=no_bias),
     *[  # in Python on a CPU, where no GPU is
-        Variant("flash_triton", kernel, masks=PADDING, features=FEATURES, dtypes=DTYPES[1:], drops=False, ours=False, thorough=False,
+        Variant("flash_triton", partial(flash, backend="triton"), masks=PADDING, features=FEATURES, dtypes=DTYPES[1:], drops=False, thorough=False,
                 lacks=no_bias | {torch.float64: "float64"}, heads=((1, 2, 2), (2, 1, 1), (1, 4, 2)))
     ] * KERNELS,
     Variant("module_split", module, **of_module),
