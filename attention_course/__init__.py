@@ -42,6 +42,7 @@ _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 if TYPE_CHECKING:  # for editors and type checkers, to which the lazy half would hide every spelling mistake
     from .attention import *
     from .flash_backward import *
+    from .flash_forward import *
     from .masking import *
     from .multi_head import *
     from .positions import *

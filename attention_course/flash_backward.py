@@ -19,7 +19,7 @@ from torch.compiler import assume_constant_result
 from torch.library import custom_op
 
 from .attention import _check_inputs
-from .flash_forward import _WITH_TMA, _arch, _family, _interpreting, _jit, _launch, _multiprocessors, tl, triton
+from .flash_forward import _arch, _family, _interpreting, _jit, _launch, _multiprocessors, tl, triton
 from .flash_forward import _lengths, _load_rows, _member, _seen, _step, _store_rows, _tanh, _turn  # for kernels
 from .flash_forward import _by_8, _describable, _descriptor, _extras, _on, _output_like, _strides  # for launches
 from .flash_forward import _taken, _together, _told, _two_strides, _wide
@@ -251,33 +251,36 @@ def _queries_kernel(
 #| code-fold: true
 #| code-summary: The tiles
 # As `_TILES`: rows of a query tile, rows of a key tile, warps, stages.
-_PLAIN_BACK = {64: (32, 32, 4, 2), 128: (16, 32, 4, 2), 256: (16, 32, 8, 2)}, {64: (32, 32, 4, 2), 128: (32, 16, 4, 2), 256: (32, 16, 8, 2)}
+_PLAIN_KEYS = {64: (16, 32, 4, 2), 256: (16, 32, 8, 2)}
+_PLAIN_QUERIES = {64: (32, 32, 4, 2), 128: (32, 16, 4, 2), 256: (32, 16, 8, 2)}
 _TILES_BACK = {
     80: {
-        "keys": {"half": {64: (32, 128, 8, 2), 128: (64, 64, 8, 2), 256: (16, 64, 8, 2)}, "float32": _PLAIN_BACK[0]},
-        "queries": {"half": {64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (64, 32, 8, 2)}, "float32": _PLAIN_BACK[1]},
+        "keys": {"half": {64: (32, 128, 8, 3), 128: (64, 64, 8, 3), 256: (32, 64, 8, 2)}, "float32": _PLAIN_KEYS},
+        "queries": {"half": {64: (128, 64, 8, 3), 128: (64, 64, 4, 2), 256: (64, 64, 8, 2)}, "float32": _PLAIN_QUERIES},
     },
     86: {
-        "keys": {"half": {64: (32, 128, 8, 2), 128: (32, 64, 8, 2), 256: (16, 32, 8, 2)}, "float32": _PLAIN_BACK[0]},
-        "queries": {"half": {64: (128, 64, 8, 2), 128: (64, 32, 4, 2), 256: (32, 32, 8, 2)}, "float32": _PLAIN_BACK[1]},
+        "keys": {"half": {64: (32, 128, 8, 3), 128: (64, 64, 8, 2), 256: (16, 64, 8, 2)}, "float32": _PLAIN_KEYS},
+        "queries": {"half": {64: (128, 64, 8, 3), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}, "float32": _PLAIN_QUERIES},
     },
     90: {
-        "keys": {"half": {64: (64, 128, 8, 2), 128: (64, 128, 8, 2), 256: (32, 64, 8, 2)}, "float32": _PLAIN_BACK[0]},
-        "queries": {"half": {128: (128, 64, 8, 2), 256: (128, 32, 8, 2)}, "float32": _PLAIN_BACK[1]},
+        "keys": {"half": {128: (64, 128, 8, 2), 256: (32, 64, 8, 2)}, "float32": _PLAIN_KEYS},
+        "queries": {"half": {64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (128, 32, 8, 2)}, "float32": _PLAIN_QUERIES},
     },
 }
 _TILES_BACK[100] = _TILES_BACK[90]
 _TILES_BACK[120] = _TILES_BACK[86]
+_WIDEST_TMA = {90: {"keys": 64, "queries": 128}, 100: {"keys": 256, "queries": 256}}  # wider, sm_90 would run out of registers
 
 
 def _tile_back(kernel: str, arch: int, dtype: torch.dtype, width: int, extras: bool = False) -> tuple[int, int, int, int]:
-    """As `_tile`, for the kernel of "keys" or of "queries". With extras, the tiles that pass by are half as long."""
+    """As `_tile`, for the kernel of "keys" or of "queries". With extras, the tiles that pass by are half as long, if that is not too short."""
     table = _TILES_BACK[_family(arch)][kernel]["float32" if dtype == torch.float32 else "half"]
     rows, keys, warps, stages = next(tile for widest, tile in table.items() if width <= widest)
+    least = 16 if dtype == torch.float32 or width > 128 else 32
     if extras and kernel == "keys":
-        rows = max(16, rows // 2)
+        rows = max(least, rows // 2)
     elif extras:
-        keys = max(16, keys // 2)
+        keys = max(least, keys // 2)
     return rows, keys, warps, stages
 
 # %% ../nbs/14_flash_backward.ipynb #2d53cf3f
@@ -307,15 +310,15 @@ def _launch_back(
     masks = keep, slopes, starts_q, starts_k
     mask_strides = _two_strides(keep), _two_strides(slopes)
     constants.update(PACKED=packed, BY_8=by_8)
-    may_tma = arch in _WITH_TMA and q.dtype != torch.float32 and not packed
+    widest_tma = _WIDEST_TMA.get(arch, {}) if q.dtype != torch.float32 else {}
 
     def plan(kernel, n, n_heads, passing):
         "Tile, numbers of blocks and programs, how many heads at a time, and whether the tiles that pass by are copied by TMA."
         tile = (tiles or {}).get(kernel) or _tile_back(kernel, arch, q.dtype, max(width, width_v), extras)
         rows = tile[1 if kernel == "keys" else 0]
         n_blocks = n // rows + members if packed else -(-n // rows)
-        use_tma = (may_tma and (kernel == "queries" or max(width, width_v) <= 64)) if tma is None else tma and not packed
-        return *tile, n_blocks, n_blocks * batch * n_heads, use_tma and all(map(_describable, passing))
+        use_tma = max(width, width_v) <= widest_tma.get(kernel, 0) if tma is None else tma
+        return *tile, n_blocks, n_blocks * batch * n_heads, use_tma and not packed and all(map(_describable, passing))
 
     delta = torch.empty_like(lse)
     with _on(q):
@@ -353,10 +356,11 @@ def _launch_back(
 #| code-fold: true
 #| code-summary: The plan, and the launch
 _WAVE = 2  # programs that a multiprocessor has room for: tiles are chosen so
+_PLAIN_SPLIT = {128: (32, 8, 2), 256: (16, 4, 1)}
 _TILES_SPLIT = {  # rows of a key tile, warps, stages
-    80: {"half": {64: (128, 4, 2), 128: (64, 4, 2), 256: (32, 4, 2)}, "float32": {64: (32, 4, 2), 128: (32, 4, 2), 256: (16, 4, 2)}},
-    86: {"half": {64: (64, 4, 2), 128: (32, 4, 2), 256: (16, 4, 2)}, "float32": {64: (32, 4, 2), 128: (16, 4, 2), 256: (16, 4, 2)}},
-    90: {"half": {64: (128, 4, 3), 128: (64, 4, 3), 256: (32, 4, 3)}, "float32": {64: (32, 4, 2), 128: (32, 4, 2), 256: (16, 4, 2)}},
+    80: {"half": {64: (128, 4, 2), 128: (64, 4, 2), 256: (32, 4, 2)}, "float32": _PLAIN_SPLIT},
+    86: {"half": {64: (64, 4, 3), 128: (32, 4, 2), 256: (16, 4, 2)}, "float32": _PLAIN_SPLIT},
+    90: {"half": {64: (128, 4, 3), 128: (64, 4, 3), 256: (32, 4, 3)}, "float32": _PLAIN_SPLIT},
 }
 _TILES_SPLIT[100] = _TILES_SPLIT[90]
 _TILES_SPLIT[120] = _TILES_SPLIT[86]
@@ -387,7 +391,8 @@ def _launch_split(
     numbers, constants = _told(q, v, keep, reach, scale, softcap, slopes)
     table = _TILES_SPLIT[_family(_arch(q.device) or 80)]["float32" if q.dtype == torch.float32 else "half"]
     width = max(constants["WIDTH"], constants["WIDTH_V"])
-    block_m = max(16, min(64, 1 << (group * n_q - 1).bit_length()))
+    most = 16 if q.dtype == torch.float32 else 2**13 // width  # rows that leave registers enough
+    block_m = max(16, min(64, most, 1 << (group * n_q - 1).bit_length()))
     block_n, warps, stages = tile or next(tile for widest, tile in table.items() if width <= widest)
     n_blocks = -(-group * n_q // block_m)
     first = 0 if reach[0] is None else max(n_k - n_q - reach[0], 0) // block_n * block_n  # no query sees an earlier key
@@ -704,7 +709,7 @@ def flash_attention(
     cu_seqlens_q: Int32[Tensor, "members"] | None = None,  # packed batch: where each member begins, and the last ends
     cu_seqlens_k: Int32[Tensor, "members"] | None = None,  # the same for keys and values
     return_lse: bool = False,  # also return the logarithm of each row's sum of exponentials
-    dropout_p: float = 0.0,  # only 0: the paper drops no attention weights either
+    dropout_p: float = 0.0,  # only 0: the kernels drop no weights; fused_attention can
     backend: str = "auto",  # "triton", "torch" or "tiled" force a path
 ) -> Float[Tensor, "*b n_q d_v"] | tuple[Float[Tensor, "*b n_q d_v"], Float[Tensor, "*b n_q"]]:
     """Attention whose scores never leave the chip: kernels in Triton where there is a GPU for them.
@@ -719,7 +724,7 @@ def flash_attention(
     torch.compile takes it whole.
 
     Where the kernels cannot run, `fused_attention` or `tiled_attention` do the same; the log says once why, and
-    `flash_backend` says it for a call.
+    `flash_backend` says it for a call. Forward-mode derivatives (`torch.func.jvp`) none of them has.
 
     Source: Dao 2023, Algorithms 1 and 2; Dao et al. 2023, Flash-Decoding. Raises `TypeError` and `ValueError` for dtypes, devices, shapes
     and numbers that do not fit, and for a `backend` that cannot do what is asked.
