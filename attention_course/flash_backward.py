@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 import torch
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
+from torch.autograd import forward_ad
 from torch.compiler import assume_constant_result
 from torch.library import custom_op
 
@@ -24,7 +24,7 @@ from .flash_forward import _lengths, _load_rows, _member, _seen, _step, _store_r
 from .flash_forward import _by_8, _describable, _descriptor, _extras, _on, _output_like, _strides  # for launches
 from .flash_forward import _taken, _together, _told, _two_strides, _wide
 from .masking import _checked_flag, _check_size, fused_attention
-from .tiling import _check_flash, tiled_attention
+from .tiling import _check_flash, _check_starts, tiled_attention
 
 # %% ../nbs/14_flash_backward.ipynb #2344d610
 @partial(_jit, do_not_specialize=("n_heads", "n_q", "n_blocks"))
@@ -255,8 +255,8 @@ _PLAIN_KEYS = {64: (16, 32, 4, 2), 256: (16, 32, 8, 2)}
 _PLAIN_QUERIES = {64: (32, 32, 4, 2), 128: (32, 16, 4, 2), 256: (32, 16, 8, 2)}
 _TILES_BACK = {
     80: {
-        "keys": {"half": {64: (32, 128, 8, 3), 128: (64, 64, 8, 3), 256: (32, 64, 8, 2)}, "float32": _PLAIN_KEYS},
-        "queries": {"half": {64: (128, 64, 8, 3), 128: (64, 64, 4, 2), 256: (64, 64, 8, 2)}, "float32": _PLAIN_QUERIES},
+        "keys": {"half": {64: (32, 128, 8, 3), 128: (64, 64, 8, 2), 256: (32, 64, 8, 2)}, "float32": _PLAIN_KEYS},
+        "queries": {"half": {64: (128, 64, 8, 3), 128: (128, 32, 8, 3), 256: (64, 64, 8, 2)}, "float32": _PLAIN_QUERIES},
     },
     86: {
         "keys": {"half": {64: (32, 128, 8, 3), 128: (64, 64, 8, 2), 256: (16, 64, 8, 2)}, "float32": _PLAIN_KEYS},
@@ -379,9 +379,9 @@ def _split_plan(n_keys: int, block: int, programs: int, multiprocessors: int) ->
 
 
 def _launch_split(
-    q, k, v, keep=None, *, reach=(None, None), scale, softcap=None, slopes=None, tile=None, splits=None,
+    q, k, v, keep=None, *, reach=(None, None), scale, softcap=None, slopes=None, tile=None, multiprocessors=None,
 ) -> tuple[Tensor, Tensor]:
-    "As `_launch`, for few queries: programs take stretches of the keys, and their results are merged."
+    "As `_launch`, for few queries: programs take stretches of the keys, so many that the GPU is full, and their results are merged."
     (batch, heads, n_q, _), (_, kv_heads, n_k, d_v), dtype = q.shape, v.shape, q.dtype
     q, k, v = _wide(q, k, v)
     output, lse = _output_like(q, d_v), q.new_empty(batch, heads, n_q, dtype=torch.float32)
@@ -397,7 +397,7 @@ def _launch_split(
     n_blocks = -(-group * n_q // block_m)
     first = 0 if reach[0] is None else max(n_k - n_q - reach[0], 0) // block_n * block_n  # no query sees an earlier key
     programs = batch * kv_heads * n_blocks
-    n_splits, chunk = _split_plan(n_k - first, block_n, programs, splits or _multiprocessors(q.device))
+    n_splits, chunk = _split_plan(n_k - first, block_n, programs, multiprocessors or _multiprocessors(q.device))
     parts, part_lses = output.unsqueeze(0), lse.unsqueeze(0)
     if n_splits > 1:
         parts = q.new_empty(n_splits, batch, heads, n_q, d_v, dtype=torch.float32)
@@ -523,8 +523,13 @@ def _named(keep, slopes, starts_q, starts_k, back, ahead, scale, softcap) -> dic
 
 @custom_op("attention_course::flash", mutates_args=(), schema=f"(Tensor q, Tensor k, Tensor v, {_CALL}) -> (Tensor, Tensor)")
 def _flash(q, k, v, *call):
-    "Output and log-sum-exp."
+    "Output and log-sum-exp. Looks here, where it has real tensors, for what a compiled call could not see."
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)):
+        raise NotImplementedError("flash_attention has no forward-mode derivative; scaled_dot_product_attention has")
     options = _named(*call)
+    for name, starts, x in (("cu_seqlens_q", options["starts_q"], q), ("cu_seqlens_k", options["starts_k"], k)):
+        if starts is not None:
+            _check_starts(name, starts, x)
     if _few(q.shape[-2], k.shape[-2], options["starts_q"] is not None):
         del options["starts_q"], options["starts_k"]
         return _launch_split(q, k, v, **options)
@@ -533,7 +538,7 @@ def _flash(q, k, v, *call):
 
 @_flash.register_fake
 def _(q, k, v, *call):
-    return _output_like(q, v.shape[-1]), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    return _output_like(_wide(q)[0], v.shape[-1]).to(q.dtype), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 @custom_op(
@@ -603,6 +608,14 @@ def _why_not_here(device: torch.device) -> str:
     return ""
 
 
+@assume_constant_result
+def _transformed() -> str:
+    "What is at work while torch.compile looks on, and would find the operator empty-handed."
+    if torch._C._functorch.maybe_current_level() is not None:
+        return "torch.func is at work"
+    return "a forward-mode derivative is asked for, and this kernel has none" if forward_ad._current_level >= 0 else ""
+
+
 def _why_not_triton(q: Tensor, k: Tensor, v: Tensor, extras: tuple = ()) -> str:
     "Why the kernel cannot take these tensors, with a mask or slopes as extras; empty if it can."
     if problem := _why_not_here(q.device):
@@ -613,12 +626,12 @@ def _why_not_triton(q: Tensor, k: Tensor, v: Tensor, extras: tuple = ()) -> str:
         return f"heads are {max(q.shape[-1], v.shape[-1])} wide, and a tile holds up to 256"
     if 0 in (q.shape[-1], v.shape[-1]):
         return "values have no width"
-    if torch.compiler.is_compiling():  # which sees to what follows itself
-        return ""
+    if torch.compiler.is_compiling():
+        return _transformed()
     tensors = [x for x in (q, k, v, *extras) if x is not None]
     if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors):
         return "torch.func is at work"
-    if any(unpack_dual(x).tangent is not None for x in tensors):
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         return "a forward-mode derivative is asked for, and this kernel has none"
     return ""
 
@@ -722,6 +735,9 @@ def flash_attention(
     Gradients reach q, k and v, from the output and from the log-sum-exp, with the same bits in each run; the
     kernels have no second derivative (`NotImplementedError`). Few queries of many keys are split among programs.
     torch.compile takes it whole.
+
+    What a mask hides has to be finite all the same. The numbers in `cu_seqlens_q` and `cu_seqlens_k` are checked on
+    a CPU only: on a GPU nobody waits for them, and wrong ones reach beyond the tensors.
 
     Where the kernels cannot run, `fused_attention` or `tiled_attention` do the same; the log says once why, and
     `flash_backend` says it for a call. Forward-mode derivatives (`torch.func.jvp`) none of them has.

@@ -941,7 +941,7 @@ def variants_split_of(case):
         calls["tile " + "×".join(map(str, tile))] = launch_split(*inputs, tile=tile)
     many = course()._multiprocessors(inputs[0].device)
     for times in (0.5, 2, 4):
-        calls[f"{times:g} × as many splits"] = launch_split(*inputs, splits=round(times * many))
+        calls[f"{times:g} × as many splits"] = launch_split(*inputs, multiprocessors=round(times * many))
     return inputs, calls
 
 
