@@ -43,7 +43,7 @@ test-checkout: env
 	@OMP_NUM_THREADS=1 $(PYTEST) $(MANY) tests --ignore=tests/browser --ignore=tests/test_book.py
 
 interpret: env ## the attention kernels in Triton's interpreter, in more combinations than `make test`
-	@INTERPRET=all OMP_NUM_THREADS=1 $(PYTEST) $(MANY) tests/test_flash_attention.py tests/test_ladder.py
+	@INTERPRET=all OMP_NUM_THREADS=1 $(PYTEST) $(MANY) tests/test_flash_attention.py tests/test_flash_backward.py tests/test_ladder.py
 
 aot: env ## the attention kernels compiled for every GPU generation: registers, spills, shared memory
 	@$(PY) tools/aot.py $(AOT)

@@ -291,6 +291,25 @@ def test_more_heads_than_65535(place, causal):
         check_gradients([x[:, part] for x in found[2:]], expected[2:], torch.float16)
 
 
+def test_heads_side_by_side_whose_rows_lie_beyond_two_to_the_31(place):
+    "Output and gradients lie as the inputs do, so that the last rows are written far from where their head begins."
+    n, heads, d = place.pick((70_000, 256, 128), (20, 2, 16))
+    if place.gpu:
+        room(50)
+    q = normal(place.device, 1, n, heads, d).transpose(1, 2)
+    assert not place.gpu or (n - 1) * heads * d > 2**31
+    k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q.flip(-1), q.flip(-2)))
+    grads = q.new_ones(()).expand(q.shape), torch.zeros((), device=q.device).expand(q.shape[:-1])
+    output, _, *gradients = both_ways(kernel, q, k, v, grads, causal=True, window=50)
+    assert all(x.transpose(1, 2).is_contiguous() for x in (output, *gradients))
+    for head in (0, heads - 1):
+        part = slice(head, head + 1)
+        inputs = (x[:, part] for x in (q, k, v))
+        expected = both_ways(right, *inputs, [x[:, part] for x in grads], causal=True, window=50)
+        check(output[:, part], expected[0], torch.float16)
+        check_gradients([x[:, part] for x in gradients], expected[2:], torch.float16)
+
+
 @gpu_only
 def test_many_batches_of_short_sequences():
     q, k, v = qkv("cuda", 70_000, 1, 5, 16)
