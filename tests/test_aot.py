@@ -19,14 +19,14 @@ sys.path.insert(0, str(ROOT / "tools"))
 import aot
 import aot_tiles
 import attention_course
-from attention_course import flash_forward
+from attention_course import flash_backward, flash_forward
 
 KEPT = json.loads((ROOT / "attention_course" / "results" / "flash-aot.json").read_text(encoding="utf-8"))
 AGAIN = "the kernel or its tiles have changed: run `make aot`"
 
 
-def case(sm, d, call, kind="bfloat16"):
-    return {"sm": sm, "type": kind, "d": d, "call": call}
+def case(sm, d, call, kind="bfloat16", kernel="forward"):
+    return {"kernel": kernel, "sm": sm, "type": kind, "d": d, "call": call}
 
 
 def kept(case):
@@ -56,15 +56,23 @@ def test_the_kept_figures_keep_within_the_limits(monkeypatch):
 def test_the_kept_figures_are_of_the_tiles_that_the_library_takes_today():
     seen = set()
     for row in KEPT["rows"]:
-        if (entry := (row["sm"], row["type"], row["d"], row["call"] in ("window", "everything"))) not in seen:
+        call = row["call"] in ("window", "everything"), row["call"] if row["kernel"] in ("split", "ladder") else ""
+        if (entry := (row["kernel"], row["sm"], row["type"], row["d"], *call)) not in seen:
             seen.add(entry)
-            assert row["tile"] == aot.tile({name: row[name] for name in ("sm", "type", "d", "call")}), f"{aot.name(row)}: {AGAIN}"
+            assert row["tile"] == aot.tile({name: row[name] for name in case(0, 0, "")}), f"{aot.name(row)}: {AGAIN}"
 
 
-def test_another_tile_is_noticed(monkeypatch):
-    assert aot.tile(case(90, 64, "causal")) == kept(case(90, 64, "causal"))["tile"]
-    monkeypatch.setitem(flash_forward._TILES[90]["half"], 64, (64, 32, 4, 2))
-    assert aot.tile(case(90, 64, "causal")) == "64,32,4,2" != kept(case(90, 64, "causal"))["tile"]
+@pytest.mark.parametrize("kernel, table, tile, says", [
+    ("forward", flash_forward._TILES[90]["half"], (64, 32, 4, 2), "64,32,4,2"),
+    ("keys", flash_backward._TILES_BACK[90]["keys"]["half"], (32, 64, 4, 2), "32,64,4,2"),
+    ("queries", flash_backward._TILES_BACK[90]["queries"]["half"], (64, 32, 4, 2), "64,32,4,2"),
+    ("split", flash_backward._TILES_SPLIT[90]["half"], (32, 8, 2), "16,32,8,2"),
+])  # fmt: skip
+def test_another_tile_is_noticed(kernel, table, tile, says, monkeypatch):
+    small = case(90, 64, "causal", kernel=kernel)
+    assert aot.tile(small) == kept(small)["tile"]
+    monkeypatch.setitem(table, 64, tile)
+    assert aot.tile(small) == says != kept(small)["tile"]
 
 
 # --- a few, compiled now ---------------------------------------------------------------
@@ -77,7 +85,12 @@ def worker(tmp_path_factory):
     worker.stop()
 
 
-FEW = [case(sm, d, "causal") for sm in (80, 90, 100) for d in (64, 128)] + [case(90, 64, "everything"), case(80, 32, "causal", "float32")]
+FEW = [
+    *(case(sm, d, "causal") for sm in (80, 90, 100) for d in (64, 128)), case(90, 64, "everything"), case(80, 32, "causal", "float32"),
+    *(case(sm, 128, "causal", kernel=kernel) for sm in (80, 90) for kernel in ("keys", "queries", "split")),
+    case(90, 64, "causal", kernel="keys"), case(90, 64, "everything", "float32", "keys"), case(90, 128, "16-everything", kernel="split"),
+    case(90, 128, "everything", kernel="delta"), case(90, 128, "everything", kernel="merge"),
+]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -88,6 +101,25 @@ def test_a_case_compiles_to_what_was_kept_and_keeps_within_the_limits(worker, fe
     assert aot.broken(row) == []
     if aot.versions()["triton"] == KEPT["versions"]["triton"]:
         assert {**row, "seconds": 0} == {**kept(few), "seconds": 0}, AGAIN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table, large, tile, says", [
+    ("_TILES_BACK[80]['keys']['half']", case(80, 64, "causal", kernel="keys"), (64, 128, 8, 2), "bytes of stack; at most 0"),
+    ("_TILES_BACK[86]['queries']['half']", case(86, 256, "causal", kernel="queries"), (64, 32, 8, 2), "a block on sm_86 has 101376"),
+    ("_TILES_SPLIT[86]['half']", case(86, 128, "causal", kernel="split"), (64, 4, 3), "2 blocks are to fit onto one multiprocessor"),
+])  # fmt: skip
+def test_a_tile_that_is_too_large_breaks_a_limit(tmp_path, table, large, tile, says):
+    code = f"""import sys; sys.path.insert(0, {str(ROOT / "tools")!r})
+import aot
+from attention_course import flash_backward
+flash_backward.{table}[{large["d"]}] = {tile}
+aot.work()"""
+    worker = aot.Worker(str(tmp_path), (sys.executable, "-c", code))
+    row = {**large, **worker(large)}
+    worker.stop()
+    assert ",".join(map(str, tile)) in row["tile"], row
+    assert any(says in fault for fault in aot.broken(row)), row
 
 
 def test_the_good_and_bad_tiles_are_of_todays_kernels_too():
@@ -103,22 +135,35 @@ def test_a_case_is_a_call_of_the_library():
     "Kind of numbers, path and features are those of the call, and nothing is run."
     kernel, call = aot.flash(case(90, 64, "everything", "float16"))
     assert kernel is flash_forward._flash_kernel
-    assert all(call[name] for name in ("BACK", "AHEAD", "KEEP", "CAP", "ALIBI", "WANT_LSE", "TMA")) and not call["EVEN"]
+    assert all(call[name] for name in ("BACK", "AHEAD", "KEEP", "CAP", "ALIBI", "TMA")) and not call["EVEN"]
     assert call["K"].block_shape == [1, 1, call["BLOCK_N"], 64] and call["Q"].dtype == torch.float16
     _, call = aot.flash(case(80, 256, "full", "float32"))
     assert not any(call[name] for name in ("BACK", "AHEAD", "KEEP", "CAP", "ALIBI", "TMA")) and call["EVEN"] and call["PRECISION"] == "ieee"
     _, call = aot.flash(case(90, 128, "packed"))
     assert call["PACKED"] and not call["TMA"]
-    _, call = aot.flash(case(90, 128, "8-specialised"))
+    _, call = aot.flash(case(90, 128, "8-specialised", kernel="ladder"))
     assert call["num_warps"] == 4 and call["CAUSAL"]
     _, call = aot.flash(case(80, 64, "d_v=128"))
     assert (call["WIDTH"], call["WIDTH_V"], call["D_V"]) == (64, 128, 128)
 
 
+def test_the_backward_pass_and_decoding_are_calls_of_the_library_too():
+    for kernel, written in ("keys", ("DK", "DV")), ("queries", ("DQ",)), ("delta", ("DELTA",)):
+        found, call = aot.flash(case(90, 128, "everything", kernel=kernel))
+        assert found is getattr(flash_backward, f"_{kernel}_kernel") and all(torch.is_tensor(call[name]) for name in written)
+        assert call["WITH_LSE"] if kernel == "delta" else all(call[name] for name in ("BACK", "AHEAD", "KEEP", "CAP", "ALIBI"))
+    rows = {call: aot.flash(case(90, 128, call, kernel="split"))[1]["BLOCK_M"] for call in ("causal", "16-causal", "16-everything")}
+    assert rows == {"causal": 16, "16-causal": 64, "16-everything": 64}
+    kernel, call = aot.flash(case(90, 128, "everything", kernel="merge"))
+    assert kernel is flash_backward._merge_kernel and call["n_splits"] > 1
+
+
+@pytest.mark.parametrize("kernel", ["forward", "keys", "queries"])
 @pytest.mark.parametrize("call", ["causal", "packed", "unaligned"])
-@pytest.mark.parametrize("sm", [80, 90, 120])
-def test_tiles_are_fetched_by_the_copying_engine_exactly_where_the_table_expects_it(sm, call):
-    assert aot.flash(case(sm, 64, call))[1]["TMA"] == aot.expects_tma(case(sm, 64, call))
+@pytest.mark.parametrize("sm, d", [(80, 64), (90, 64), (90, 128), (100, 128), (120, 64)])
+def test_tiles_are_fetched_by_the_copying_engine_exactly_where_the_table_expects_it(sm, d, call, kernel):
+    chosen = case(sm, d, call, kernel=kernel)
+    assert aot.flash(chosen)[1]["TMA"] == aot.expects_tma(chosen)
 
 
 def test_an_address_is_as_even_as_that_of_the_tensor():
@@ -140,6 +185,13 @@ def test_an_address_is_as_even_as_that_of_the_tensor():
     ({"type": "float32", "mma": 0, "tma": 0}, ""),
     ({"type": "float32", "mma": 12, "tma": 0}, "12 products of float32 numbers on tensor cores, which round them"),
     ({"call": "packed", "tma": 0}, ""),
+    ({"kernel": "keys", "stack": 8}, "8 bytes of stack; at most 0"),
+    ({"kernel": "keys", "tma": 0}, "no tile is fetched by the copying engine"),
+    ({"kernel": "keys", "d": 128, "tma": 0}, ""),
+    ({"kernel": "split", "tma": 0, "shared": 116000}, "116000 bytes of shared memory; 2 blocks are to fit onto one multiprocessor"),
+    ({"kernel": "split", "tma": 0}, ""),
+    ({"kernel": "split", "tma": 0, "shared": 71680, "mma": 0}, "the tensor cores idle"),
+    ({"kernel": "merge", "tma": 0, "mma": 0}, ""),
 ])  # fmt: skip
 def test_a_broken_limit_is_named(change, says):
     row = {**case(90, 64, "causal"), "registers": 200, "stack": 0, "shared": 115712, "mma": 24, "tma": 8, "cp_async": 0, "linear": 0}
@@ -152,8 +204,8 @@ def test_a_compiler_that_breaks_down_takes_no_other_case_along(tmp_path):
     code = "import os, sys\nfor line in sys.stdin:\n    'causal' in line and (print('LLVM ERROR', file=sys.stderr, flush=True), os.abort())\n    print('{\"ok\": 1}', flush=True)"
     workers = [aot.Worker(str(tmp_path), (sys.executable, "-c", code))]
     found = {aot.name(case): row for case, row in aot.compiled([case(90, 64, call) for call in ("full", "causal", "ragged")], workers)}
-    assert found["sm_90 bfloat16 d=64 full"] == found["sm_90 bfloat16 d=64 ragged"] == {"ok": 1}
-    assert found["sm_90 bfloat16 d=64 causal"] == {"error": "the compiler broke down (exit status -6): LLVM ERROR"}
+    assert found["forward sm_90 bfloat16 d=64 full"] == found["forward sm_90 bfloat16 d=64 ragged"] == {"ok": 1}
+    assert found["forward sm_90 bfloat16 d=64 causal"] == {"error": "the compiler broke down (exit status -6): LLVM ERROR"}
 
 
 def test_a_stuck_compiler_is_given_up(tmp_path, monkeypatch):
@@ -174,13 +226,13 @@ def test_unknown_words_are_refused_and_cases_listed(monkeypatch, capsys):
     assert stop.value.code == 2 and "no case has all of the words 'sm_91'" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", ["aot.py", "--only", "float32 sm_90 causal", "--list"])
     assert aot.main() == 0
-    assert capsys.readouterr().out.split("\n")[:2] == ["sm_90 float32 d=16 causal", "sm_90 float32 d=32 causal"]
+    assert capsys.readouterr().out.split("\n")[:2] == ["forward sm_90 float32 d=16 causal", "forward sm_90 float32 d=32 causal"]
 
 
 @pytest.mark.slow
 def test_a_run_writes_rows_names_the_limit_that_broke_and_resumes(tmp_path, monkeypatch, capsys):
     "The interpreter of the other tests is not in the workers' environment."
-    words = "sm_80 bfloat16 d=16 causal"
+    words = "forward sm_80 bfloat16 d=16 causal"
     monkeypatch.setattr(sys, "argv", ["aot.py", "--only", words, "--out", str(tmp_path)])
     assert aot.main() == 0
     found = json.loads((tmp_path / "flash-aot.json").read_text())
@@ -203,4 +255,4 @@ def test_a_kernel_that_cannot_be_compiled_is_a_fault_of_its_case_and_not_the_end
     assembler.chmod(0o755)
     done = script("--only", "sm_80 bfloat16 d=16", "--out", tmp_path, TRITON_PTXAS_PATH=str(assembler))
     assert done.returncode == 1 and "2 cases, 2 faults" in done.stdout, done.stdout + done.stderr
-    assert done.stdout.count("sm_80 bfloat16 d=16 causal: PTXASError: ") == 2  # as it comes, and at the end
+    assert done.stdout.count("forward sm_80 bfloat16 d=16 causal: PTXASError: ") == 2  # as it comes, and at the end

@@ -39,13 +39,14 @@ import torch
 SHARED = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 # The instruction with which its tensor cores multiply matrices of 16-bit numbers. (On sm_75, Triton uses none.)
 TENSOR = {80: "mma.sync", 86: "mma.sync", 89: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma", 120: "mma.sync"}
+KERNELS = {"forward": "_flash_kernel", **{name: f"_{name}_kernel" for name in ("delta", "keys", "queries", "split", "merge")}}
 TYPES, WIDTHS = ("bfloat16", "float16", "float32"), (16, 32, 64, 128, 256)
 COUNTED = {  # what to count in the PTX code
     "mma.sync": r"\bmma\.sync", "wgmma.mma_async": r"\bwgmma\.mma_async", "tcgen05.mma": r"\btcgen05\.mma\b",
     "tma": r"\bcp\.async\.bulk\.tensor\S*\.global", "cp_async": r"\bcp\.async\.c[ag]\b",
 }  # fmt: skip
 FIGURES = ("registers", "stack", "shared", "mma", "tma", "cp_async", "linear", "seconds")
-SAYS = "What the compiler made of the kernel of `flash_attention` for each GPU generation, kind of number, head size and kind of call."
+SAYS = "What the compiler made of the kernels of `flash_attention` for each GPU generation, kind of number, head size and kind of call."
 PATIENCE = 300  # seconds until a case counts as stuck
 
 
@@ -161,15 +162,15 @@ def recorded(call, sm):
 
 def flash(case):
     "The launch of a case: the kernel, and what it is given."
-    from attention_course import flash_forward
+    from attention_course import flash_backward, flash_forward
 
     def call():
-        kind, batch, n = case["call"], 2, 4096
-        if is_rung(case):
-            q, k, v = torch.empty(3, batch, 32, n, case["d"], dtype=getattr(torch, case["type"]), device="cuda").unbind()
+        queries, _, kind = case["call"].rpartition("-") if case["kernel"] == "split" else ("", "", case["call"])
+        batch, n, d, d_v, gap = 2, 4096, case["d"], 128 if kind == "d_v=128" else case["d"], int(kind == "unaligned")
+        if case["kernel"] == "ladder":
+            q, k, v = torch.empty(3, batch, 32, n, d, dtype=getattr(torch, case["type"]), device="cuda").unbind()
             return flash_forward._run_rung(kind, q, k, v, causal=True)
-        d, d_v = case["d"], 128 if kind == "d_v=128" else case["d"]
-        more = {}
+        more = {"scale": 0.1}
         if kind in ("ragged", "everything"):
             n -= 95
         if kind in ("window", "everything"):
@@ -183,66 +184,83 @@ def flash(case):
             more["keep"] = torch.empty(batch, n, dtype=torch.bool, device="cuda")
             more["slopes"] = torch.empty(32, device="cuda").expand(batch, 32)
             more["softcap"] = 50.0
-        gap = 1 if kind == "unaligned" else 0
 
-        def tensor(heads, width):
+        def tensor(heads, width, n=n):
             x = torch.empty(batch, heads, n, width + gap, dtype=getattr(torch, case["type"]), device="cuda")
             return x.narrow(-1, 0, width)
 
-        flash_forward._launch(tensor(32, d), tensor(8, d), tensor(8, d_v), scale=0.1, want_lse=True, **more)
+        k, v = tensor(8, d), tensor(8, d_v)
+        if case["kernel"] in ("split", "merge"):
+            flash_backward._launch_split(tensor(32, d, int(queries or 1)), k, v, **more)
+        elif case["kernel"] == "forward":
+            flash_forward._launch(tensor(32, d), k, v, **more)
+        else:
+            lse = torch.empty(batch, 32, n, device="cuda")
+            d_lse = lse if kind == "everything" else None
+            flash_backward._launch_back(tensor(32, d), k, v, tensor(32, d_v), lse, tensor(32, d_v), d_lse, **more)
 
-    (launch,) = recorded(call, case["sm"])
+    (launch,) = [x for x in recorded(call, case["sm"]) if case["kernel"] == "ladder" or x[0].fn.__name__ == KERNELS[case["kernel"]]]
     return launch
 
 
-def calls(sm, kind, d):
-    """The kinds of call to compile for.
+def calls(kernel, sm, kind, d):
+    """The kinds of call to compile for; "16-causal" is one with 16 new queries, where there otherwise is one.
 
     Widths 16 and 32 take the tiles of 64, float16 gives the code of bfloat16 but for the names of instructions, float32 uses
-    no tensor cores, and sm_89 has the tiles and instructions of sm_86: of those, only calls with little and with most to do.
+    no tensor cores, and sm_89 has the tiles and instructions of sm_86: of those, only calls with little or with most to do.
     """
-    if kind == "bfloat16" and sm != 89 and d >= 64:
-        return ("full", "causal", "ragged", "packed", "window", "everything", *(["unaligned"] if d < 256 else []))
-    return () if kind == "float16" and d not in (64, 128) else ("causal", "everything")
+    little = ("causal", "everything")
+    if kernel == "forward":
+        if kind == "bfloat16" and sm != 89 and d >= 64:
+            return ("full", "causal", "ragged", "packed", "window", "everything", *(["unaligned"] if d < 256 else []))
+        return little if kind != "float16" and d > 16 else ("causal",) if kind != "float16" or d in (64, 128) else ()
+    if kind == "float16" or d < 64 or sm == 89 or (kind == "float32" and sm == 86):
+        return ()
+    if kernel == "split":
+        return (*little, "16-causal", "16-everything") if kind == "bfloat16" else ("everything",)
+    if kind == "bfloat16" and sm in (80, 90) and d < 256:
+        return "full", "causal", "ragged", "packed", "window", "everything", "unaligned"
+    return little if kind == "bfloat16" else ("everything",)
 
 
 def cases():
-    "Every entry of the table of tiles in every kind of call, and each rung of the ladder where it can run."
+    "Every entry of the tables of tiles in every kind of call, and each rung of the ladder where it can run."
     from attention_course.flash_forward import _RUNGS, _why_not_rung
 
-    for sm in TENSOR:
-        for d in WIDTHS:
-            for kind in TYPES:
-                for call in calls(sm, kind, d):
-                    yield {"sm": sm, "type": kind, "d": d, "call": call}
-        yield {"sm": sm, "type": "bfloat16", "d": 80, "call": "causal"}
-        yield {"sm": sm, "type": "bfloat16", "d": 64, "call": "d_v=128"}
+    for kernel in KERNELS:
+        for sm in TENSOR:
+            if kernel in ("delta", "merge"):
+                yield {"kernel": kernel, "sm": sm, "type": "bfloat16", "d": 128, "call": "everything"}
+                continue
+            for d in WIDTHS:
+                for kind in TYPES:
+                    for call in calls(kernel, sm, kind, d):
+                        yield {"kernel": kernel, "sm": sm, "type": kind, "d": d, "call": call}
+            if kernel == "forward" or (kernel != "split" and sm != 89):
+                yield {"kernel": kernel, "sm": sm, "type": "bfloat16", "d": 80, "call": "causal"}
+                yield {"kernel": kernel, "sm": sm, "type": "bfloat16", "d": 64, "call": "d_v=128"}
     for sm in (75, 80, 90, 100):
         for rung in _RUNGS:
             if not _why_not_rung(rung, sm):
-                yield {"sm": sm, "type": "float16", "d": 64 if sm == 75 else 128, "call": rung}
-
-
-def is_rung(case):
-    return case["call"][0].isdigit()
+                yield {"kernel": "ladder", "sm": sm, "type": "float16", "d": 64 if sm == 75 else 128, "call": rung}
 
 
 def name(case):
-    return f"sm_{case['sm']} {case['type']} d={case['d']} {case['call']}"
+    return f"{case['kernel']} sm_{case['sm']} {case['type']} d={case['d']} {case['call']}"
 
 
 def tile(case):
-    "The tile that the library takes for a case: rows of queries, rows of keys, warps, stages."
+    "The tile that the library takes for a case: rows of queries, rows of keys, warps, stages, as far as the kernel has them."
     _, named = flash(case)
-    return ",".join(str(named[part]) for part in ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"))
+    return ",".join(str(named[part]) for part in ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages") if part in named)
 
 
 def fingerprint():
     "Changes with the code of the kernels, comments aside."
-    from attention_course import flash_forward
+    from attention_course import flash_backward, flash_forward
 
     seen = {}
-    for x in vars(flash_forward).values():
+    for x in (*vars(flash_forward).values(), *vars(flash_backward).values()):
         if type(x).__name__ in ("JITFunction", "InterpretedFunction"):
             tokens = tokenize.generate_tokens(io.StringIO(inspect.getsource(x.fn)).readline)
             seen[x.fn.__name__] = [token.string.strip() for token in tokens if token.type not in (tokenize.COMMENT, tokenize.NL)]
@@ -253,7 +271,8 @@ def row(case):
     "What the compiler made of a case. Run by a worker."
     kernel, arguments = flash(case)
     found = compile_kernel(kernel, arguments, case["sm"])
-    used = set(TENSOR.values()) if case["type"] == "float32" else {TENSOR.get(case["sm"], "mma.sync")}
+    any_will_do = case["type"] == "float32" or case["kernel"] == "split"  # 16 rows are too few for wgmma and tcgen05
+    used = set(TENSOR.values()) if any_will_do else {TENSOR.get(case["sm"], "mma.sync")}
     found["mma"] = sum(found[instruction] for instruction in used)
     return {"tile": tile(case), **{name: found[name] for name in FIGURES}}
 
@@ -264,13 +283,20 @@ def row(case):
 # for the assembler spills as many by itself, to let two blocks onto one multiprocessor.
 FEW = 32
 MAY_SPILL = {
-    "sm_90 bfloat16 d=128 unaligned": 48,
-    "sm_100 bfloat16 d=64 packed": 72,
-    "sm_100 bfloat16 d=128 packed": 104,
-    "sm_100 bfloat16 d=80 causal": 56,
+    "forward sm_90 bfloat16 d=128 unaligned": 48,
+    "forward sm_100 bfloat16 d=64 packed": 72,
+    "forward sm_100 bfloat16 d=128 packed": 104,
+    "forward sm_100 bfloat16 d=80 causal": 56,
+    "keys sm_90 bfloat16 d=128 unaligned": 240,
+    "keys sm_90 bfloat16 d=256 causal": 56,
 }
 # What triton 3.7.1 spills beyond that; the kept figures are of 3.6.0.
-MAY_SPILL_NEWER = {"sm_80 bfloat16 d=80 causal": 40, "sm_80 bfloat16 d=128 unaligned": 40}
+MAY_SPILL_NEWER = {
+    "forward sm_80 bfloat16 d=80 causal": 40,
+    "forward sm_80 bfloat16 d=128 unaligned": 40,
+    "keys sm_90 bfloat16 d=256 causal": 80,
+    "keys sm_90 bfloat16 d=256 everything": 96,
+}
 
 
 def may_spill(case):
@@ -280,12 +306,16 @@ def may_spill(case):
 
 def broken(row):
     "The limits that a row breaks, a sentence each."
+    from attention_course.flash_backward import _WAVE
+
     found = []
     if row["shared"] > 1024 * SHARED[row["sm"]]:
         found.append(f"{row['shared']} bytes of shared memory; a block on sm_{row['sm']} has {1024 * SHARED[row['sm']]}")
-    if row["stack"] > may_spill(row) and not is_rung(row):
+    if row["stack"] > may_spill(row) and row["kernel"] != "ladder":
         found.append(f"{row['stack']} bytes of stack; at most {may_spill(row)} are allowed")
-    if not row["mma"] and row["type"] != "float32" and row["sm"] in TENSOR and row["call"] != "1-rows":
+    if row["kernel"] == "split" and _WAVE * (row["shared"] + 1024) > 1024 * (SHARED[row["sm"]] + 1):  # the driver takes 1 KiB a block
+        found.append(f"{row['shared']} bytes of shared memory; {_WAVE} blocks are to fit onto one multiprocessor")
+    if not row["mma"] and row["type"] != "float32" and row["sm"] in TENSOR and multiplies(row):
         found.append(f"no {TENSOR[row['sm']]}: the tensor cores idle")
     if row["mma"] and row["type"] == "float32":
         found.append(f"{row['mma']} products of float32 numbers on tensor cores, which round them")
@@ -296,12 +326,22 @@ def broken(row):
     return [f"{name(row)}: {what}" for what in found]
 
 
+def multiplies(case):
+    "Whether a kernel multiplies matrices."
+    return case["kernel"] not in ("delta", "merge") and case["call"] != "1-rows"
+
+
 def expects_tma(case):
+    from attention_course.flash_backward import _WIDEST_TMA
     from attention_course.flash_forward import _WITH_TMA
 
-    if case["sm"] not in _WITH_TMA or case["type"] == "float32":
+    if case["type"] == "float32" or case["call"] in ("packed", "unaligned"):
         return False
-    return case["call"][0] in "678" if is_rung(case) else case["call"] not in ("packed", "unaligned")
+    if case["kernel"] == "ladder":
+        return case["sm"] in _WITH_TMA and case["call"][0] in "678"
+    width = 128 if case["call"] == "d_v=128" else case["d"]
+    widest = {sm: {"forward": 256, **_WIDEST_TMA[sm]} for sm in _WITH_TMA}
+    return width <= widest.get(case["sm"], {}).get(case["kernel"], 0)
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------
@@ -386,11 +426,11 @@ def versions():
 
 
 def shown(row):
-    return (f"{name(row):36} {row['tile']:13} {row['registers']:5} {row['stack']:6} {row['shared']:7}"
+    return (f"{name(row):44} {row['tile']:13} {row['registers']:5} {row['stack']:6} {row['shared']:7}"
             f" {row['mma']:4} {row['tma']:4} {row['cp_async']:5} {row['seconds']:6}")  # fmt: skip
 
 
-HEAD = f"{'case':36} {'tile':13} {'regs':>5} {'stack':>6} {'shared':>7} {'mma':>4} {'tma':>4} {'async':>5} {'s':>6}"
+HEAD = f"{'case':44} {'tile':13} {'regs':>5} {'stack':>6} {'shared':>7} {'mma':>4} {'tma':>4} {'async':>5} {'s':>6}"
 
 
 def main():
