@@ -46,6 +46,14 @@ def test_the_kept_figures_are_whole_and_say_where_they_come_from():
     assert "triton" in attention_course.measured("flash-aot")["line"]
 
 
+def test_all_kernels_count_in_the_fingerprint(monkeypatch):
+    whole = aot.fingerprint()
+    for module, kernel in (flash_forward, "_flash_kernel"), (flash_backward, "_keys_kernel"), (flash_backward, "_merge_kernel"):
+        with monkeypatch.context() as without:
+            without.delattr(module, kernel)
+            assert aot.fingerprint() != whole
+
+
 def test_the_kept_figures_keep_within_the_limits(monkeypatch):
     monkeypatch.setattr(aot, "MAY_SPILL_NEWER", {})  # they are of triton 3.6.0
     assert [fault for row in KEPT["rows"] for fault in aot.broken(row)] == []
@@ -69,10 +77,10 @@ def test_the_kept_figures_are_of_the_tiles_that_the_library_takes_today():
     ("split", flash_backward._TILES_SPLIT[90]["half"], (32, 8, 2), "16,32,8,2"),
 ])  # fmt: skip
 def test_another_tile_is_noticed(kernel, table, tile, says, monkeypatch):
-    small = case(90, 64, "causal", kernel=kernel)
-    assert aot.tile(small) == kept(small)["tile"]
-    monkeypatch.setitem(table, 64, tile)
-    assert aot.tile(small) == says != kept(small)["tile"]
+    some = case(90, 128, "causal", kernel=kernel)
+    assert aot.tile(some) == kept(some)["tile"]
+    monkeypatch.setitem(table, 128, tile)
+    assert aot.tile(some) == says != kept(some)["tile"]
 
 
 # --- a few, compiled now ---------------------------------------------------------------
@@ -105,7 +113,7 @@ def test_a_case_compiles_to_what_was_kept_and_keeps_within_the_limits(worker, fe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table, large, tile, says", [
-    ("_TILES_BACK[80]['keys']['half']", case(80, 64, "causal", kernel="keys"), (64, 128, 8, 2), "bytes of stack; at most 0"),
+    ("_TILES_BACK[80]['keys']['half']", case(80, 64, "causal", kernel="keys"), (64, 128, 4, 2), "bytes of stack; at most 0"),
     ("_TILES_BACK[86]['queries']['half']", case(86, 256, "causal", kernel="queries"), (64, 32, 8, 2), "a block on sm_86 has 101376"),
     ("_TILES_SPLIT[86]['half']", case(86, 128, "causal", kernel="split"), (64, 4, 3), "2 blocks are to fit onto one multiprocessor"),
 ])  # fmt: skip
@@ -253,6 +261,6 @@ def test_a_kernel_that_cannot_be_compiled_is_a_fault_of_its_case_and_not_the_end
     assembler = tmp_path / "ptxas"
     assembler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {knobs.nvidia.ptxas.path} --version\necho no >&2; exit 255\n')
     assembler.chmod(0o755)
-    done = script("--only", "sm_80 bfloat16 d=16", "--out", tmp_path, TRITON_PTXAS_PATH=str(assembler))
+    done = script("--only", "sm_80 bfloat16 d=32", "--out", tmp_path, TRITON_PTXAS_PATH=str(assembler))
     assert done.returncode == 1 and "2 cases, 2 faults" in done.stdout, done.stdout + done.stderr
-    assert done.stdout.count("forward sm_80 bfloat16 d=16 causal: PTXASError: ") == 2  # as it comes, and at the end
+    assert done.stdout.count("forward sm_80 bfloat16 d=32 causal: PTXASError: ") == 2  # as it comes, and at the end
