@@ -296,6 +296,8 @@ MAY_SPILL_NEWER = {
     "forward sm_80 bfloat16 d=128 unaligned": 40,
     "keys sm_90 bfloat16 d=256 causal": 80,
     "keys sm_90 bfloat16 d=256 everything": 96,
+    "keys sm_120 bfloat16 d=64 d_v=128": 104,
+    "split sm_100 bfloat16 d=64 16-causal": 176,
 }
 
 
