@@ -723,7 +723,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path):
 
 # One process imports torch and then forks a child for each way to die. So each child starts at once, and dies alone.
 NURSERY = """
-import json, os, random, signal, sys, time
+import json, os, random, signal, sys, traceback
 import torch, torch._dynamo  # which optimizers import when they are first used: once is enough
 torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[2])
@@ -776,22 +776,43 @@ def child(prepare, folder):
         try:
             prepare()
             train(folder)
-        finally:
             os._exit(0)
+        finally:
+            traceback.print_exc()
+            os._exit(1)
     return pid
 
 for way, prepare in ways.items():
     ran[way] = os.waitpid(child(prepare, f"{root}/{way}"), 0)[1]
 
-rng, deaths, status = random.Random(int(sys.argv[3])), 0, 1
-while status:  # again and again, after a time that nobody chose
-    pid = child(lambda: None, f"{root}/again and again")
-    time.sleep(rng.uniform(0.02, 0.25))
-    if deaths < 25:
-        os.kill(pid, signal.SIGKILL)
-    status = os.waitpid(pid, 0)[1]
+# Again and again, each time after a number of calls that nobody chose: calls, since a clock would let a fast machine end
+# before it is killed. No life does more than a third of the work, so that there are three deaths at least.
+def counted(limit=None):
+    "Counts calls of Python's and C's functions; the one after `limit` kills."
+    def count(frame, event, arg):
+        if event in ("call", "c_call"):
+            calls[0] += 1
+            if calls[0] == limit:
+                die()
+    calls = [0]
+    sys.setprofile(count)
+    return calls
+
+def whole():
+    calls = counted()
+    train(None)
+    sys.setprofile(None)
+    with open(f"{root}/calls", "w") as file:
+        file.write(str(calls[0]))
+
+os.waitpid(child(whole, None), 0)
+calls = int(open(f"{root}/calls").read())
+rng, deaths, status = random.Random(int(sys.argv[3])), 0, signal.SIGKILL
+while status == signal.SIGKILL:
+    limit = rng.randrange(1, calls // 3) if deaths < 25 else None
+    status = os.waitpid(child(lambda: counted(limit), f"{root}/again and again"), 0)[1]
     deaths += status == signal.SIGKILL
-json.dump({"ran": ran, "deaths": deaths}, open(f"{root}/ran.json", "w"))
+json.dump({"ran": ran, "deaths": deaths, "ended": status}, open(f"{root}/ran.json", "w"))
 """
 WAYS = re.findall(r'^    "(.+)": lambda', NURSERY, re.M)
 
@@ -812,7 +833,7 @@ def killed(tmp_path_factory):
     python(["-c", NURSERY, root, os.path.dirname(__file__), 0], root)
     ran = json.loads((root / "ran.json").read_text())
     assert ran["ran"] == dict.fromkeys(WAYS, signal.SIGKILL)
-    assert ran["deaths"] >= 3
+    assert ran["deaths"] >= 3 and ran["ended"] == 0
     whole = small()
     return root, fit(whole, backwards(), backwards()[:10], steps=16, every=4, **QUICK), weights(whole)
 
