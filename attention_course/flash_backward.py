@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.compiler import assume_constant_result
 from torch.library import custom_op
 
 from .attention import _check_inputs
@@ -587,7 +586,13 @@ _OLDEST_TRITON = (3, 4)
 _log = logging.getLogger(__name__)
 
 
-@assume_constant_result  # torch.compile asks once
+def _asked_once(f):
+    "For torch.compile, `f` is what it says now: `torch.compiler.assume_constant_result`, which takes two seconds to import."
+    f._dynamo_marked_constant = True
+    return f
+
+
+@_asked_once
 def _why_not_here(device: torch.device) -> str:
     "Why the kernel cannot run on a device; empty if it can."
     if triton is None:
@@ -608,7 +613,7 @@ def _why_not_here(device: torch.device) -> str:
     return ""
 
 
-@assume_constant_result
+@_asked_once
 def _transformed() -> str:
     "What is at work while torch.compile looks on, and would find the operator empty-handed."
     if torch._C._functorch.maybe_current_level() is not None:

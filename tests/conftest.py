@@ -26,6 +26,13 @@ if installed := os.environ.get("TEST_INSTALLED"):
         f"the tests would see {attention_course.__file__}, not the wheel in {installed}")
 
 
+def pytest_collection_modifyitems(items):
+    "On the wheel, the first setting of each test: all of them have run on the checkout, where the same code lies."
+    if os.environ.get("TEST_INSTALLED"):
+        firsts = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
+        items[:] = reversed(firsts.values())
+
+
 @pytest.fixture
 def no_shape_check():
     "The package as its users have it: no run-time shape checks, only its own."

@@ -94,10 +94,9 @@ def worker(tmp_path_factory):
 
 
 FEW = [
-    *(case(sm, d, "causal") for sm in (80, 90, 100) for d in (64, 128)), case(90, 64, "everything"), case(80, 32, "causal", "float32"),
-    *(case(sm, 128, "causal", kernel=kernel) for sm in (80, 90) for kernel in ("keys", "queries", "split")),
-    case(90, 64, "causal", kernel="keys"), case(90, 64, "everything", "float32", "keys"), case(90, 128, "16-everything", kernel="split"),
-    case(90, 128, "everything", kernel="delta"), case(90, 128, "everything", kernel="merge"),
+    *(case(sm, 128, "causal") for sm in (80, 90, 100)), case(90, 64, "everything"), case(80, 32, "causal", "float32"),
+    *(case(90, 128, "causal", kernel=kernel) for kernel in ("keys", "queries", "split")),
+    *(case(90, 128, "everything", kernel=kernel) for kernel in ("delta", "merge")),
 ]  # fmt: skip
 
 
@@ -111,21 +110,27 @@ def test_a_case_compiles_to_what_was_kept_and_keeps_within_the_limits(worker, fe
         assert {**row, "seconds": 0} == {**kept(few), "seconds": 0}, AGAIN
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("table, large, tile, says", [
+TOO_LARGE = [
     ("_TILES_BACK[80]['keys']['half']", case(80, 64, "causal", kernel="keys"), (64, 128, 4, 2), "bytes of stack; at most 0"),
     ("_TILES_BACK[86]['queries']['half']", case(86, 256, "causal", kernel="queries"), (64, 32, 8, 2), "a block on sm_86 has 101376"),
     ("_TILES_SPLIT[86]['half']", case(86, 128, "causal", kernel="split"), (64, 4, 3), "2 blocks are to fit onto one multiprocessor"),
-])  # fmt: skip
-def test_a_tile_that_is_too_large_breaks_a_limit(tmp_path, table, large, tile, says):
-    code = f"""import sys; sys.path.insert(0, {str(ROOT / "tools")!r})
-import aot
-from attention_course import flash_backward
-flash_backward.{table}[{large["d"]}] = {tile}
-aot.work()"""
-    worker = aot.Worker(str(tmp_path), (sys.executable, "-c", code))
-    row = {**large, **worker(large)}
+]
+
+
+@pytest.fixture(scope="module")
+def careless(tmp_path_factory):
+    "A worker for a library with tiles that are too large."
+    tiles = "\n".join(f"flash_backward.{table}[{large['d']}] = {tile}" for table, large, tile, _ in TOO_LARGE)
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'tools')!r})\nimport aot\nfrom attention_course import flash_backward\n{tiles}\naot.work()"
+    worker = aot.Worker(str(tmp_path_factory.mktemp("triton")), (sys.executable, "-c", code))
+    yield worker
     worker.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("large, tile, says", [some[1:] for some in TOO_LARGE])
+def test_a_tile_that_is_too_large_breaks_a_limit(careless, large, tile, says):
+    row = {**large, **careless(large)}
     assert ",".join(map(str, tile)) in row["tile"], row
     assert any(says in fault for fault in aot.broken(row)), row
 
@@ -261,6 +266,6 @@ def test_a_kernel_that_cannot_be_compiled_is_a_fault_of_its_case_and_not_the_end
     assembler = tmp_path / "ptxas"
     assembler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {knobs.nvidia.ptxas.path} --version\necho no >&2; exit 255\n')
     assembler.chmod(0o755)
-    done = script("--only", "sm_80 bfloat16 d=32", "--out", tmp_path, TRITON_PTXAS_PATH=str(assembler))
-    assert done.returncode == 1 and "2 cases, 2 faults" in done.stdout, done.stdout + done.stderr
+    done = script("--only", "forward sm_80 bfloat16 d=32 causal", "--out", tmp_path, TRITON_PTXAS_PATH=str(assembler))
+    assert done.returncode == 1 and "1 cases, 1 faults" in done.stdout, done.stdout + done.stderr
     assert done.stdout.count("forward sm_80 bfloat16 d=32 causal: PTXASError: ") == 2  # as it comes, and at the end

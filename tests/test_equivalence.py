@@ -157,6 +157,7 @@ def attempt(variant: Variant, setting: Setting, device: str) -> float:
         return float("inf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_table_of_the_largest_errors(device):
     "Every row really met each mask, length, dtype and number of heads that it supports; and this is how far off it was."

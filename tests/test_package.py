@@ -125,6 +125,17 @@ def test_an_import_loads_no_heavy_library():
     assert "torch" not in json.loads(python(code.format("pass", "import attention_course; dir(attention_course)")))
 
 
+def test_nothing_loads_the_compiler_of_torch_before_somebody_compiles():
+    "Which takes two seconds. What its mark of a constant does without it is what torch's own does."
+    import torch
+    from attention_course import flash_backward
+
+    code = "import sys, attention_course; [getattr(attention_course, name) for name in dir(attention_course)]; print('torch._dynamo' in sys.modules)"
+    assert python(code).strip() == "False"
+    ours, torchs = flash_backward._asked_once(lambda: 0), torch.compiler.assume_constant_result(lambda: 0)
+    assert vars(ours) == vars(torchs) != {}
+
+
 def test_an_import_costs_little_over_torch():
     "At most 60 ms; the smallest of several runs counts, since noise only ever adds."
     code = f"import time, torch; t = time.perf_counter(); from attention_course import {FIRST}; print(time.perf_counter() - t)"

@@ -1154,7 +1154,7 @@ class Exported(nn.Module):
         return (ids, tokens(batch, n + 2, seed=1)) if self.what == "transformer" else (ids,)
 
 
-EXPORTED = [*(f"gpt-{kind}" for kind in KINDS), "transformer-learned", "encoder-rotary"]  # more of them in test_transformer.py
+EXPORTED = [*(f"gpt-{kind}" for kind in KINDS), "transformer-learned", "encoder-rotary"]  # more with two lengths: test_transformer.py
 
 
 @pytest.mark.skipif(torch.__version__ < "2.5", reason="torch 2.4 cannot export models with dynamic lengths and masks")

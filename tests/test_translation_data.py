@@ -260,7 +260,7 @@ class Handler(BaseHTTPRequestHandler):
             for start in range(0, len(data), len(data) // 8 + 1):
                 self.wfile.write(data[start : start + len(data) // 8 + 1])
                 self.wfile.flush()
-                time.sleep(0.1)
+                time.sleep(0.3)
         else:
             self.wfile.write(data)
 
@@ -353,8 +353,8 @@ def test_a_download_that_breaks_at_the_fourth_file_keeps_the_three_before_it(ser
 
 
 def test_slow_is_not_silent(server):
-    server.modes["train.de.gz"] = "slow"  # 0.8 s in all
-    assert load_multi30k(url=server.url, timeout=0.5) == RIGHT
+    server.modes["train.de.gz"] = "slow"  # 2.4 s in all
+    assert load_multi30k(url=server.url, timeout=2.0) == RIGHT
 
 
 def test_nobody_there_is_an_error_that_helps(server):
