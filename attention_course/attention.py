@@ -25,8 +25,7 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 def _check_inputs(q, k, v, mask, scale, dropout_p) -> None:
     "Raise `TypeError` or `ValueError` for what no attention of this library can take."
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; expected a tensor")
+        _check_dense(name, x)
         if x.dtype not in _FLOATS:
             raise TypeError(f"{name} is {x.dtype}; expected floating point of 16, 32 or 64 bits")
         if x.ndim < 2:
@@ -53,7 +52,7 @@ def _check_inputs(q, k, v, mask, scale, dropout_p) -> None:
     for name, number in (("scale", 1 if scale is None else scale), ("dropout_p", dropout_p)):
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             raise TypeError(f"{name} is a {type(number).__name__}; expected a number")
-    if scale is not None and not -math.inf < scale < math.inf:
+    if scale is not None and not abs(scale) <= torch.finfo(torch.float64).max:
         raise ValueError(f"scale={scale} is not a finite number")
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p={dropout_p} is not between 0 and 1")
@@ -72,10 +71,18 @@ def _check_mask(mask, q: Tensor, k: Tensor) -> None:
         raise ValueError(f"mask has shape {tuple(mask.shape)}; it must broadcast to the scores' shape {scores}{hint}")
 
 
+def _check_dense(name: str, x) -> None:
+    "Raise for what is no tensor, and for one whose numbers do not all lie in memory."
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}; expected a tensor")
+    if x.is_nested or x.layout != torch.strided:
+        kind = "nested" if x.is_nested else x.layout
+        raise TypeError(f"{name} is a tensor of layout {kind}; expected a dense one, torch.strided")
+
+
 def _check_kind(name: str, mask) -> None:
     "Raise for what is no mask: `True` = may attend, or floating point = added to the scores."
-    if not isinstance(mask, Tensor):
-        raise TypeError(f"{name} is a {type(mask).__name__}; expected a tensor")
+    _check_dense(name, mask)
     if mask.dtype != torch.bool and mask.dtype not in _FLOATS:
         raise TypeError(
             f"{name} is {mask.dtype}; expected bool (True = may attend) "

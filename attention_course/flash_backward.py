@@ -739,7 +739,7 @@ def flash_attention(
 
     Gradients reach q, k and v, from the output and from the log-sum-exp, with the same bits in each run; the
     kernels have no second derivative (`NotImplementedError`). Few queries of many keys are split among programs.
-    torch.compile takes it whole.
+    torch.compile takes it whole (a packed batch where the kernels run).
 
     What a mask hides has to be finite all the same. The numbers in `cu_seqlens_q` and `cu_seqlens_k` are checked on
     a CPU only: on a GPU nobody waits for them, and wrong ones reach beyond the tensors.

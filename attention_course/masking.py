@@ -38,7 +38,7 @@ def _check_number(name: str, number, says: str, holds: Callable[[float], bool]) 
     "Raise unless `number` is a number for which `holds` is true."
     if isinstance(number, bool) or not isinstance(number, (int, float)):
         raise TypeError(f"{name} is a {type(number).__name__}; expected a number")
-    if not holds(number):
+    if not (holds(number) and abs(number) <= torch.finfo(torch.float64).max):  # a whole number can be larger
         raise ValueError(f"{name}={number}; expected {says}")
 
 

@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from .attention import _FLOATS, _check_inputs, _uncast
+from .attention import _FLOATS, _check_dense, _check_inputs, _uncast
 from .masking import _check_number, _check_size, _checked_flag, _readable
 
 # %% ../nbs/12_tiling.ipynb #6bd419fc
@@ -295,6 +295,7 @@ def _check_slopes(slopes, q: Tensor) -> None:
     kind = slopes.dtype if isinstance(slopes, Tensor) else type(slopes).__name__
     if kind not in _FLOATS:
         raise TypeError(f"alibi_slopes is {kind}; expected a floating-point tensor")
+    _check_dense("alibi_slopes", slopes)
     if slopes.device != q.device:
         raise ValueError(f"alibi_slopes is on {slopes.device} but q is on {q.device}")
     heads, lead = tuple(q.shape[-3:-2]), tuple(q.shape[:-2])
@@ -313,6 +314,7 @@ def _check_starts(name: str, starts, x: Tensor) -> None:
     kind = starts.dtype if isinstance(starts, Tensor) else type(starts).__name__
     if kind != torch.int32:
         raise TypeError(f"{name} is {kind}; expected a tensor of dtype int32")
+    _check_dense(name, starts)
     if starts.device != x.device:
         raise ValueError(f"{name} is on {starts.device} but q is on {x.device}")
     if starts.ndim != 1 or not starts.numel():

@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attention_course import attention_entropy, scaled_dot_product_attention
+from attention_course import (
+    attention_entropy, flash_attention, flash_backend, fused_attention, scaled_dot_product_attention, tiled_attention,
+)  # fmt: skip
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -278,6 +280,22 @@ def test_wrong_dtypes_are_named(wrong, message, position):
     assert re.match(r"[qkv] is ", str(error.value))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.usefixtures("no_shape_check")
+@pytest.mark.parametrize("attend", [scaled_dot_product_attention, fused_attention, tiled_attention, flash_attention, flash_backend])
+def test_sparse_and_nested_tensors_are_named(attend):
+    for position, name in enumerate(("q", "k", "v", "mask")[: 3 if attend is flash_backend else 4]):
+        inputs = [normal(2, 5, 8)] * 3
+        for wrong in (normal(2, 5, 8).to_sparse(), torch.nested.nested_tensor([normal(5, 8)]), torch.nested.nested_tensor([normal(5, 8)], layout=torch.jagged)):
+            with pytest.raises(TypeError, match=rf"^{name} is a tensor of layout (torch.sparse_coo|nested); expected a dense one"):
+                attend(*inputs[:position], wrong, *inputs[position + 1 :])
+    starts = torch.tensor([0, 5], dtype=torch.int32)
+    packed = {"cu_seqlens_q": starts.to_sparse(), "cu_seqlens_k": starts}
+    for options in (packed, {"alibi_slopes": torch.ones(2).to_sparse()}) if attend in (tiled_attention, flash_attention) else ():
+        with pytest.raises(TypeError, match=rf"^{next(iter(options))} is a tensor of layout torch.sparse_coo; expected a dense one"):
+            attend(*[normal(1, 2, 5, 8)] * 3, **options)
+
+
 @pytest.mark.usefixtures("no_shape_check")
 @pytest.mark.parametrize("position", [0, 1, 2, 3])
 def test_wrong_devices_are_named(position):
@@ -306,6 +324,7 @@ def test_a_mask_of_padding_without_its_axes_is_told_the_shape_it_needs():
     [
         (dict(scale=math.inf), ValueError),
         (dict(scale=math.nan), ValueError),
+        (dict(scale=10**400), ValueError),
         (dict(scale="1"), TypeError),
         (dict(scale=True), TypeError),
         (dict(scale=torch.tensor(0.5)), TypeError),

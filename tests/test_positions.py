@@ -522,6 +522,7 @@ def test_exports_with_dynamic_batch_and_length(kind, given):
         (lambda: RotaryPositions(8, d_rotary=0), ValueError, "d_rotary=0; expected at least 2"),
         (lambda: RotaryPositions(8, d_rotary=2.0), TypeError, "d_rotary is a float"),
         (lambda: RotaryPositions(8, base=0), ValueError, "base=0; expected a positive finite number"),
+        (lambda: RotaryPositions(8, base=10**400), ValueError, "0; expected a positive finite number"),
         (lambda: RotaryPositions(8, base=math.inf), ValueError, "base=inf"),
         (lambda: RotaryPositions(8, base=math.nan), ValueError, "base=nan"),
         (lambda: RotaryPositions(8, base="10000"), TypeError, "base is a str"),
@@ -556,7 +557,7 @@ def test_exports_with_dynamic_batch_and_length(kind, given):
         (lambda: positions_from_mask(torch.ones(2, 1, 3, 3, dtype=torch.bool)), ValueError, r"mask has shape \(2, 1, 3, 3\)"),
         (lambda: RotaryPositions(8)(torch.zeros(2, 3, 8)), ValueError, r"x has shape \(2, 3, 8\); expected \(batch, heads, n, 8\)"),
     ],
-    ids=range(47),
+    ids=range(48),
 )
 def test_what_does_not_fit_is_refused(call, error, says):
     with pytest.raises(error, match=says):

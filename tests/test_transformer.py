@@ -934,8 +934,9 @@ def test_attention_with_a_cache_and_one_sample_without_a_batch_axis():
 # --- compile and export ---------------------------------------------------------------------------------------------
 
 LENGTHS = [(5, 7), (9, 4), (3, 8)]
-# All kinds are compiled and exported in test_reported_faults_models.py; these have work to do where two lengths meet.
-SOME_KINDS = pytest.mark.parametrize("positions", ("rotary", "alibi"))
+# Each takes another way through the code with two lengths; sinusoids are added as learned ones are. Decoders alone, of all kinds, are
+# compiled and exported in test_reported_faults_models.py.
+SOME_KINDS = pytest.mark.parametrize("positions", ("learned", "rotary", "alibi"))
 
 
 @pytest.mark.slow
